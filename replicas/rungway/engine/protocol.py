@@ -1,0 +1,133 @@
+"""What an engine is. The native engine, the fake one and later back ends implement `Engine`; one conformance suite
+runs over all of them. Nothing here knows tenants' contracts, HTTP or Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How to choose tokens. Order of processing: logit bias, penalties (repetition, frequency, presence), greedy
+    branch (temperature 0), temperature, min-p, top-k, top-p, sample. `top_k` 0 = off. `logprobs` = number of
+    alternatives per position (0 = only the chosen token), None = off; they are of the raw logits.
+    `seed` None = the engine draws one. `stop` strings are cut from the text."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    ignore_eos: bool = False
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt at a request: `sequences` samples of one prompt, numbered from 0.
+
+    `prompt_ids` are the tokens (native); `prompt_text` is the rendered prompt for engines that count words (fake).
+    `resume[i]` = tokens that sequence i has already emitted on another replica: they are context, count neither as
+    output nor against a second bill, but do count against `sampling.max_tokens`. `share` is the opaque name under
+    which fairness and cache salt are kept (the tenant), `priority` 0 is the most urgent band.
+    """
+
+    request_id: str
+    attempt: int
+    prompt_ids: list[int]
+    prompt_text: str
+    sampling: Sampling
+    sequences: int = 1
+    resume: list[list[int]] = []
+    share: str = ""
+    weight: float = 1.0
+    priority: int = 0
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """`top`: alternatives as (token text, bytes of it, logprob), best first."""
+
+    token: str
+    data: bytes
+    logprob: float
+    top: list[tuple[str, bytes, float]]
+
+
+class EngineUsage(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of one attempt. `prompt_tokens` counts the prompt once (without resumed tokens), `cached_tokens` the part
+    of it that came from the prefix cache, `output_tokens` the tokens sampled by this attempt over all sequences."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """News of one sequence of one attempt.
+
+    `text` never ends inside a UTF-8 character or inside a possible stop string. `finish` is None until the sequence
+    ends: stop | length | cancelled | error. `usage` is set on the last delta of the attempt (all sequences ended),
+    exactly once. `cum_logprob` is set with `finish`.
+    """
+
+    request_id: str
+    attempt: int
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    finish: str | None = None
+    error: str | None = None
+    cum_logprob: float = 0.0
+    usage: EngineUsage | None = None
+
+
+class EngineStats(msgspec.Struct, frozen=True, array_like=True):
+    """Where the engine stands now. `step_ms` and `prefill_tokens_per_s`, `decode_tokens_per_s` are moving averages."""
+
+    running: int
+    waiting: int
+    tokens_in_flight: int
+    kv_blocks_total: int
+    kv_blocks_free: int
+    kv_blocks_cached: int
+    step_ms: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+
+
+OnDeltas = Callable[[list[Delta]], None]
+
+
+class Engine(Protocol):
+    """Life: `start`, any number of `submit`/`cancel`, `stop`. All methods are called on one event loop.
+
+    `on_deltas` is called on that loop once per engine step with everything the step produced. After `cancel` the
+    attempt's blocks are free within one step and a last delta (finish "cancelled", with usage) still arrives; cancel
+    of an unknown or ended request does nothing. A request that cannot run (prompt too long, bad logit_bias id) ends
+    with finish "error" and `error` set; it never breaks others. `check` recounts every block and returns what is
+    inconsistent (empty = sound).
+    """
+
+    max_num_seqs: int
+    kv_tokens: int
+
+    async def start(self, on_deltas: OnDeltas) -> None: ...
+
+    def submit(self, work: Work) -> None: ...
+
+    def cancel(self, request_id: str) -> None: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def check(self) -> list[str]: ...
+
+    async def stop(self) -> None: ...
