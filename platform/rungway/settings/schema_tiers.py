@@ -1,0 +1,101 @@
+"""The shape of `tiers:` in the platform file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from rungway import contracts
+from rungway.settings import rules
+from rungway.settings.rules import Count, NotNegative, Usd
+from rungway.settings.section import Section, refuse
+
+BACKENDS = ("native", "fake")
+_FAKE = contracts.FakeSpec()
+
+
+class Price(Section):
+    input: Usd = Field(description="Uncached prompt tokens.")
+    cached_input: Usd = Field(description="Prompt tokens that the prefix cache supplied.")
+    output: Usd = Field(description="Output tokens.")
+
+
+class Replicas(Section):
+    min: Count = Field(default=1, description="Replicas always kept.")
+    max: Count = Field(default=1, description="Replicas at most.")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Replicas:
+        if self.min > self.max:
+            raise refuse("min", f"{self.min} is more than max, {self.max} (allowed: min at most max)")
+        return self
+
+
+class Fake(Section):
+    prefill_ms_per_1k: NotNegative = Field(
+        default=_FAKE.prefill_ms_per_1k, description="Prefill time per 1,000 tokens, ms."
+    )
+    ttft_ms: NotNegative = Field(default=_FAKE.ttft_ms, description="Fixed time before the first token, ms.")
+    tpot_ms: NotNegative = Field(default=_FAKE.tpot_ms, description="Time per output token, ms.")
+    kv_blocks: Count = Field(default=_FAKE.kv_blocks, description="Blocks of its pretended KV cache.")
+    block_tokens: Count = Field(default=_FAKE.block_tokens, description="Tokens per block.")
+    vocab: Annotated[str, rules.one_of("words")] = Field(default=_FAKE.vocab, description="What a token is.")
+    fail: Annotated[str | None, rules.text("text or null", null_ok=True)] = Field(
+        default=None, description="A failure that every request meets; null = none."
+    )
+
+
+class Version(Section):
+    model: Annotated[str, rules.source()] = Field(
+        default="", description="Where the weights are. Not needed by `fake`."
+    )
+    backend: Annotated[str, rules.one_of(*BACKENDS)] = Field(default="native", description="The engine.")
+    replicas: Replicas = Field(default_factory=Replicas, description="Size of the pool.")
+    replica_cost_usd_per_hour: Usd = Field(
+        default=0, description="What one replica costs us, for the ledger's cost view."
+    )
+    max_num_seqs: Count = Field(default=16, description="Sequences in one batch.")
+    max_context: Count = Field(default=2048, description="Prompt and output tokens of one request.")
+    weight: NotNegative = Field(default=1.0, description="Share of the tier's traffic among its versions.")
+    default_max_tokens: Count = Field(default=256, description="Output bound where the client sends none.")
+    max_num_batched_tokens: Count = Field(
+        default=512, description="Tokens of one engine step (prefill chunk and decode)."
+    )
+    kv_blocks: Annotated[int | None, rules.whole(1, words=("auto",))] = Field(
+        default=None, description="Blocks of KV cache."
+    )
+    block_tokens: Count = Field(default=16, description="Tokens per KV block.")
+    dtype: Annotated[str, rules.one_of("auto", "bfloat16", "float16", "float32")] = Field(
+        default="auto", description="Numbers."
+    )
+    device: Annotated[str, rules.text("`auto`, `cpu`, `cuda` or `cuda:N`", r"auto|cpu|cuda(:\d+)?")] = Field(
+        default="auto", description="Where it runs."
+    )
+    num_gpus: NotNegative = Field(default=0.0, description="GPUs that Ray reserves for a replica.")
+    num_cpus: NotNegative = Field(default=0.1, description="CPUs that Ray reserves for a replica.")
+    ray_actor_options: Annotated[dict[str, Any], rules.plain_mapping()] = Field(
+        default_factory=dict, description="More options for Ray, passed on as they are."
+    )
+    fake: Fake | None = Field(default=None, description="Behaviour of the fake engine.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Version:
+        if self.backend == "native" and not self.model:
+            raise refuse("backend", "backend native needs `model` (allowed: hf:, path: or pypi: source)")
+        if self.backend != "fake" and self.fake is not None:
+            raise refuse("fake", "is only for `backend: fake`")
+        if self.default_max_tokens > self.max_context:
+            raise refuse("default_max_tokens", f"is more than max_context, {self.max_context}")
+        return self
+
+
+class Tier(Section):
+    price_usd_per_1k: Price = Field(description="Price per 1,000 tokens; every one is written out, 0 = free.")
+    rank: Annotated[int | None, rules.whole(0, 1000)] = Field(
+        default=None,
+        description="Capability, bigger is better. Absent in all tiers: by price, the cheapest is the smallest.",
+    )
+    versions: dict[rules.Name, Version] = Field(
+        min_length=1, description="Versions by name; each is a pool of replicas."
+    )
