@@ -175,7 +175,8 @@ class Client:
     async def _wait(self, seconds: float) -> bool:
         """Wait for news of the session (opened or ended), at most so long."""
         try:
-            await asyncio.wait_for(self._ended.wait(), seconds)
+            async with asyncio.timeout(seconds):  # not wait_for: in 3.11 it can swallow the cancellation of `stop`
+                await self._ended.wait()
         except TimeoutError:
             return False
         self._ended.clear()
@@ -185,6 +186,7 @@ class Client:
         """Have zmq tell of broken and refused connections: a dead process is noticed long before its silence is."""
         monitor = self._monitor = port.socket.get_monitor_socket(_EVENTS)
         self._loop.add_reader(option_reader(monitor)(zmq.FD), self._on_transport)
+        self._on_transport()  # a pipe signals only a reader that has found it empty before
 
     def _on_transport(self) -> None:
         monitor, session, port = self._monitor, self._session, self._port
