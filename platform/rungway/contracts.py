@@ -212,9 +212,11 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     replica_stale_s: float = 1.0
     in_flight_factor: float = 1.1
     breaker_failures: int = 20
-    breaker_open_s: float = 10.0
+    breaker_open_s: float = 2.0
     retry_budget_floor: int = 3
-    tenant_overdraft_share: float = 1.0
+    orphan_wait_s: float = 10.0
+    lost_wait_s: float = 30.0
+    settled_memory: int = 50_000
     tick_ms: float = 50.0
 
 

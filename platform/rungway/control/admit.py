@@ -1,0 +1,272 @@
+"""Judging an Ask: the tenant's own limits first, then offers; then hold quota and money and take a place in the queue.
+
+    submit -> limits of the tenant -> quote offers -> limits of the offer -> hold -> queue (model) or grant (cache, template)
+                     \\-> refusal            \\-> refusal        \\-> refusal, or a cheaper offer where the budget says degrade
+
+All limits of one offer are checked before any is taken, so a refusal leaves nothing held.
+"""
+
+from __future__ import annotations
+
+import math
+from zlib import crc32
+
+from rungway.control.cell import Cell, Now
+from rungway.control.dispatch import dispatch, grant_unqueued
+from rungway.control.flight import Flight, ledger_row
+from rungway.control.line import dequeue, enqueue, give_back, hold, tokens_needed
+from rungway.control.pool import over_share, thresholds
+from rungway.control.refuse import FREE, refuse, refuse_retry
+from rungway.control.tenant_state import TenantState
+from rungway.messages import Refused, Retry
+from rungway.outcomes import Code
+from rungway.policies.ladder import effective_rung, rung_index
+from rungway.policies.offers import quote
+from rungway.types import Ask, Offer, OfferKind, RateInfo, Refusal
+
+
+class Denied(Exception):
+    """Control flow inside this module: the Ask is refused with this code."""
+
+    def __init__(self, code: Code, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.retry_after_s = None if retry_after_s is None else max(1, math.ceil(retry_after_s))
+
+
+def submit(cell: Cell, ask: Ask, now: Now) -> None:
+    """Judge a new Ask. A repeated submit of a request in flight (a gateway that reconnected) changes nothing."""
+    if ask.request_id in cell.flights or ask.request_id in cell.settled:
+        return
+    state = cell.tenants.get(ask.tenant)
+    if state is None:
+        refusal = Refusal(
+            request_id=ask.request_id,
+            code=Code.INVALID_API_KEY,
+            message="The tenant of this key is no longer configured.",
+            retry_after_s=None,
+            rate=RateInfo(),
+        )
+        cell.effects.sends.append((ask.gateway_id, Refused(refusal)))
+        return
+    flight = Flight(ask, state, now.mono_ns)
+    try:
+        _tenant_limits(cell, state, now)
+        requote(cell, flight, now)
+        _take_offer(cell, flight, now)
+    except Denied as denied:
+        refuse(cell, flight, denied.code, denied.message, denied.retry_after_s, now)
+        return
+    state.last_ask_ns = now.mono_ns
+    cell.flights[ask.request_id] = flight
+    assert flight.offer is not None
+    if flight.offer.kind is not OfferKind.MODEL:
+        grant_unqueued(cell, flight, now)
+        return
+    enqueue(cell, flight, now)
+    limit = state.contract.quotas.queue_max
+    if state.waiting > limit:
+        dispatch(cell, now)
+        if flight.entry is not None and state.waiting > limit:
+            retry_s = cell.pools[flight.pool].drain.retry_after_s(state.queued_tokens.get(flight.pool, 0), now.mono_ns)
+            dequeue(cell, flight)
+            refuse(cell, flight, Code.QUEUE_FULL, f"Your queue of {limit} waiting requests is full.", retry_s, now)
+
+
+def readmit(cell: Cell, flight: Flight, now: Now) -> None:
+    """Offer anew to a waiting request after the rungs moved; its arrival and its holds stay its own."""
+    old = flight.offer
+    requote(cell, flight, now)
+    assert flight.quote is not None
+    if not flight.quote.offers:
+        denied = _no_offer(cell, flight, now)
+        dequeue(cell, flight)
+        refuse(cell, flight, denied.code, denied.message, denied.retry_after_s, now)
+        return
+    offer = flight.quote.offers[0]
+    if old is not None and (offer.kind, offer.tier, offer.rung) == (old.kind, old.tier, old.rung):
+        return
+    if not flight.state.budget.fits(offer.price_nusd - flight.held_nusd, now.wall_ns):
+        return
+    dequeue(cell, flight)
+    hold(cell, flight, offer, tokens_needed(cell, flight, offer), now)
+    flight.cause = _cause_of(cell, flight, offer)
+    if offer.kind is OfferKind.MODEL:
+        enqueue(cell, flight, now)
+    else:
+        grant_unqueued(cell, flight, now)
+
+
+def _tenant_limits(cell: Cell, state: TenantState, now: Now) -> None:
+    """Limits that hold whatever the offer: suspension, request rate, concurrency, breaker."""
+    quotas = state.contract.quotas
+    if state.contract.suspended:
+        raise Denied(Code.TENANT_SUSPENDED, "This tenant is suspended.")
+    if not state.breaker.allows(now.mono_ns):
+        raise Denied(
+            Code.TENANT_SUSPENDED,
+            "Too many of this tenant's requests failed in a row; it is paused for a moment.",
+            state.breaker.retry_s(now.mono_ns),
+        )
+    if not state.requests.fits(1, now.mono_ns):
+        wait_s = state.requests.wait_s(1, now.mono_ns)
+        raise Denied(
+            Code.REQUESTS_PER_MINUTE,
+            f"Limit of {quotas.requests_per_minute} requests per minute is reached.",
+            None if math.isinf(wait_s) else wait_s,
+        )
+    if state.at_concurrency():
+        limit = quotas.concurrent_requests
+        retry_s = state.concurrency_retry_s() if limit else None
+        raise Denied(Code.CONCURRENT_REQUESTS, f"{limit} requests are running at once, which is your limit.", retry_s)
+
+
+def requote(cell: Cell, flight: Flight, now: Now, least_rung: int = 0) -> None:
+    """Ask the offer policy what can be given now, under the rungs in force for this tenant. `least_rung` forces at
+    least that rung on every tier (a budget that asks to degrade)."""
+    ask, state = flight.ask, flight.state
+    ladder = cell.platform.ladder
+    key = crc32((ask.session or ask.request_id).encode())
+    views, rungs = [], {}
+    for name, pool in cell.pools.items():
+        over = over_share(name, cell.tenants.values(), now.mono_ns) if pool.queue.depth() else frozenset()
+        scope = (ask.tenant_class, "over" if ask.tenant in over else "within")
+        rung = max(pool.rung(scope, now.mono_ns), least_rung)
+        rungs[name] = effective_rung(rung, state.contract, ladder)
+        flight.pressure[name] = pool.pressures.get(scope, (0.0, "none"))
+        if pool.views or flight.retrying:
+            views.append(pool.tier_view(pool.pick_version(key)))
+    flight.rungs = rungs
+    predicted = {
+        name: cell.predictor.predict(ask.tenant, name, ask.output_bound, view.version.default_max_tokens)
+        for name, view in ((view.tier.name, view) for view in views)
+    }
+    flight.quote = quote(ask, state.contract, views, rungs, ladder, cell.quality, predicted)
+
+
+def _take_offer(cell: Cell, flight: Flight, now: Now) -> None:
+    """Pick the best offer that the tenant's tokens and money allow and hold both. Raises Denied."""
+    assert flight.quote is not None
+    if not flight.quote.offers:
+        raise _no_offer(cell, flight, now)
+    state = flight.state
+    first = flight.quote.offers[0]
+    need = tokens_needed(cell, flight, first)
+    _check_tokens(state, first, need, now)
+    offer, cause = first, ""
+    if not state.budget.fits(first.price_nusd, now.wall_ns):
+        offer, cause = _cheaper(cell, flight, now), "budget"
+    need = tokens_needed(cell, flight, offer)
+    state.requests.take(1, now.mono_ns)
+    hold(cell, flight, offer, need, now)
+    flight.cause = cause or _cause_of(cell, flight, offer)
+
+
+def _check_tokens(state: TenantState, offer: Offer, need: int, now: Now) -> None:
+    if state.tokens.fits(need, now.mono_ns):
+        return
+    limit = state.contract.quotas.tokens_per_minute
+    if limit and offer.prompt_tokens > limit:
+        raise Denied(
+            Code.CONTEXT_LENGTH_EXCEEDED,
+            f"The prompt has {offer.prompt_tokens} tokens, more than your {limit} tokens per minute can ever admit.",
+        )
+    wait_s = state.tokens.wait_s(need, now.mono_ns)
+    raise Denied(
+        Code.TOKENS_PER_MINUTE,
+        f"This request needs {need} tokens; your limit is {limit} tokens per minute.",
+        None if math.isinf(wait_s) else wait_s,
+    )
+
+
+def _cheaper(cell: Cell, flight: Flight, now: Now) -> Offer:
+    """The budget does not fit the best offer. `at_limit: degrade` looks for a cheaper one, `refuse` does not."""
+    budget = flight.state.budget
+    if flight.state.contract.budget.at_limit == "degrade" and flight.ask.risk != "high":
+        requote(cell, flight, now, least_rung=rung_index(cell.platform.ladder, "small_tier"))
+        assert flight.quote is not None
+        for offer in flight.quote.offers:
+            if budget.fits(offer.price_nusd, now.wall_ns):
+                return offer
+    limit = flight.state.contract.budget
+    raise Denied(
+        Code.BUDGET_EXHAUSTED,
+        f"The budget of this {limit.per} does not cover this request.",
+        budget.reset_s(now.wall_ns) if limit.nusd else None,
+    )
+
+
+def _no_offer(cell: Cell, flight: Flight, now: Now) -> Denied:
+    """Translate why no tier could be offered into the code that helps the caller most."""
+    assert flight.quote is not None
+    whys = [rejected.why for rejected in flight.quote.rejected]
+    pools = [cell.pools[name] for name in flight.ask.tiers if name in cell.pools]
+    if pools and not any(pool.views for pool in pools):
+        started = any(pool.ever_ready for pool in pools)
+        code = Code.NO_CAPACITY if started else Code.STARTING
+        return Denied(code, "No replica of this model is running now.", 3)
+    if whys and all(why.startswith("context") for why in whys):
+        return Denied(Code.CONTEXT_LENGTH_EXCEEDED, "The prompt is longer than this model's context.")
+    backlog = max((pool.drain.retry_after_s(_backlog(cell, pool.name), now.mono_ns) for pool in pools), default=1)
+    if any("deadline" in why for why in whys):
+        return Denied(Code.DEADLINE_UNREACHABLE, "The deadline cannot be met at the present load.", backlog)
+    if any("defer" in why for why in whys):
+        return Denied(Code.DEFERRED, "The platform is overloaded and defers this request.", backlog)
+    return Denied(
+        Code.NO_CAPACITY, "No way to serve this request is open now: " + "; ".join(sorted(set(whys)))[:300], backlog
+    )
+
+
+def _backlog(cell: Cell, pool: str) -> float:
+    return float(sum(state.queued_tokens.get(pool, 0) for state in cell.tenants.values()))
+
+
+def _cause_of(cell: Cell, flight: Flight, offer: Offer) -> str:
+    """One closed word for why the offer is worse than the best: the signal that moved the ladder, or what was missing."""
+    if not offer.degraded:
+        return "ok"
+    for name, rung in flight.rungs.items():
+        if rung >= offer.rung:
+            signal = flight.pressure[name][1]
+            return signal if signal != "none" else "override"
+    if any(not cell.pools[name].views for name in flight.ask.tiers if name in cell.pools):
+        return "no_replicas"
+    return "load"
+
+
+def withdraw(cell: Cell, request_id: str, outcome: str, now: Now) -> None:
+    """The client left while its request waited. A granted one is settled by its Finish instead."""
+    flight = cell.flights.get(request_id)
+    if flight is None or flight.entry is None or flight.attempts:
+        return
+    dequeue(cell, flight)
+    give_back(flight, now)
+    del cell.flights[request_id]
+    shown = thresholds(cell.platform.ladder)
+    cell.effects.rows.append(ledger_row(flight, FREE, outcome, "", now.wall_ns, shown))
+    cell.remember(request_id, {})
+
+
+def retry(cell: Cell, message: Retry, now: Now) -> None:
+    """A try failed before the answer was whole: queue the rest of it first in its tenant's line, within the budget."""
+    flight = cell.flights.get(message.request_id)
+    if flight is None or flight.finish is not None or flight.entry is not None:
+        return
+    pool, state = cell.pools[flight.pool], flight.state
+    attempt = flight.attempts.get(message.attempt)
+    if attempt is not None:
+        pool.release(attempt, state)
+    breaker = pool.breakers.get(message.replica_id)
+    if breaker is not None and message.why in ("timeout", "error"):
+        breaker.record(False, now.mono_ns)
+    if not state.retries.allows(state.running) or message.attempt > cell.platform.gateway.retries_max:
+        refuse_retry(cell, flight, now)
+        return
+    if not flight.retrying:
+        state.retries.begin()
+    flight.retrying = True
+    flight.avoid = flight.avoid | {message.replica_id}
+    flight.land()
+    flight.enqueued_ns = now.mono_ns
+    enqueue(cell, flight, now)

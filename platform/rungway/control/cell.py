@@ -1,0 +1,90 @@
+"""All mutable state of the controller, in one place with one owner. Behaviour lives beside it: `admit.py` judges,
+`dispatch.py` gives out capacity, `settle.py` closes the books, `ladder_walk.py` moves the rungs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import msgspec
+
+from rungway.contracts import Platform
+from rungway.control.effects import Effects
+from rungway.control.flight import Flight
+from rungway.control.pool import Pool
+from rungway.control.tenant_state import TenantState
+from rungway.messages import ReplicaInfo
+from rungway.policies.quality import QualityModel
+from rungway.policies.reserve import OutputPredictor
+from rungway.types import AttemptEnd, AuditEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """The time of one turn: monotonic for durations, wall for calendars and rows."""
+
+    mono_ns: int
+    wall_ns: int
+
+
+@dataclass(slots=True)
+class Orphan:
+    """An engine-side end of a request that no gateway has claimed since this controller started."""
+
+    end: AttemptEnd
+    since_ns: int
+
+
+class Cell:
+    """`settled` remembers the last requests whose row is written: request id -> delivered tokens per attempt."""
+
+    def __init__(self, platform: Platform, quality: QualityModel, now: Now) -> None:
+        self.platform = platform
+        self.quality = quality
+        self.effects = Effects()
+        self.predictor = OutputPredictor()
+        self.tenants: dict[str, TenantState] = {}
+        self.pools: dict[str, Pool] = {}
+        self.flights: dict[str, Flight] = {}
+        self.gateways: set[str] = set()
+        self.replicas: dict[str, ReplicaInfo] = {}
+        self.settled: OrderedDict[str, dict[int, int]] = OrderedDict()
+        self.orphans: dict[tuple[str, int], Orphan] = {}
+        self.version = 0
+        self.adopt(platform, now)
+
+    def adopt(self, platform: Platform, now: Now) -> None:
+        """Take a validated configuration into force; usage so far is kept. New tiers need a restart."""
+        self.platform = platform
+        self.version += 1
+        for contract in platform.tenants:
+            state = self.tenants.get(contract.name)
+            if state is None:
+                self.tenants[contract.name] = TenantState(contract, platform.controller, now.mono_ns, now.wall_ns)
+            else:
+                state.reload(contract, now.mono_ns, now.wall_ns)
+        for name in self.tenants.keys() - {contract.name for contract in platform.tenants}:
+            if not self.tenants[name].running and not self.tenants[name].waiting:
+                del self.tenants[name]
+                for pool in self.pools.values():
+                    pool.queue.forget(name)
+        for tier in platform.tiers:
+            if tier.name in self.pools:
+                self.pools[tier.name].tier = tier
+            else:
+                self.pools[tier.name] = Pool(tier, platform.controller)
+
+    def remember(self, request_id: str, delivered: dict[int, int]) -> None:
+        self.settled[request_id] = delivered
+        if len(self.settled) > self.platform.controller.settled_memory:
+            self.settled.popitem(last=False)
+
+    def audit(
+        self, kind: str, now: Now, *, tenant: str = "", request_id: str = "", rung: int = 0, **detail: object
+    ) -> None:
+        """Append to the hash chain with this turn's commit."""
+        text = msgspec.json.encode(detail, order="sorted").decode()
+        self.effects.audit.append(
+            AuditEntry(wall_ns=now.wall_ns, kind=kind, tenant=tenant, request_id=request_id, rung=rung, detail=text)
+        )

@@ -1,0 +1,162 @@
+"""Giving out capacity: late binding, fair order, isolation caps.
+
+A request leaves our queue only against room on a replica. For each pool the queue is asked for its next request; the
+judge below says whether that one can go now. "Does not fit" stops the band (no overtaking, or the fairness bound is
+lost); "its tenant is at a cap" passes the turn to the next tenant.
+"""
+
+from __future__ import annotations
+
+from rungway.control.cell import Cell, Now
+from rungway.control.flight import Attempt, Flight
+from rungway.control.line import left_queue
+from rungway.control.pool import Pool, thresholds
+from rungway.control.tenant_state import TenantState
+from rungway.messages import Granted
+from rungway.policies.fairness import Queued, Verdict
+from rungway.policies.placement import ReplicaView
+from rungway.types import Grant, Offer, Rejected
+
+
+def dispatch(cell: Cell, now: Now) -> None:
+    """Grant as long as some pool has both room and an eligible request."""
+    if not any(pool.queue.depth() for pool in cell.pools.values()):
+        return
+    active = [state for state in cell.tenants.values() if state.active(now.mono_ns)]
+    for pool in cell.pools.values():
+        while pool.queue.depth() and pool.has_room():
+            judge = _Judge(active, pool, now)
+            entry = pool.queue.select(judge)
+            if entry is None:
+                break
+            flight = entry.payload
+            assert isinstance(flight, Flight) and judge.view is not None
+            left_queue(flight)
+            _grant_on(cell, pool, flight, judge.view, now)
+
+
+class _Judge:
+    """One selection: may this entry go now? Keeps the replica it found for the entry it said TAKE to."""
+
+    def __init__(self, active: list[TenantState], pool: Pool, now: Now) -> None:
+        self.active = active
+        self.pool = pool
+        self.now = now
+        self.view: ReplicaView | None = None
+
+    def __call__(self, entry: Queued) -> Verdict:
+        flight = entry.payload
+        assert isinstance(flight, Flight) and flight.offer is not None
+        if flight.gateway_lost_ns is not None:
+            return Verdict.SKIP
+        if flight.state.at_concurrency():
+            return Verdict.SKIP_TENANT
+        if not flight.retrying and not self._share_allows(flight):
+            return Verdict.SKIP_TENANT
+        self.view = self.pool.place(flight, _sequences(flight.offer), flight.held_tokens, self.now.mono_ns)
+        return Verdict.TAKE if self.view is not None else Verdict.STOP
+
+    def _share_allows(self, flight: Flight) -> bool:
+        """The tenant's cap on tokens and sequence slots of the pool, and what other active tenants have reserved.
+
+        Caps hold while somebody else is active; a lone tenant may use the whole pool. One running sequence is always
+        allowed, or a small pool would lock everybody out.
+        """
+        state, pool = flight.state, self.pool.name
+        running = state.pool_running.get(pool, 0)
+        if not running or not any(other is not state for other in self.active):
+            return True
+        share = state.contract.isolation.in_flight_share_max
+        slots = self.pool.in_flight()[1]
+        capacity = self.pool.capacity_tokens()
+        mine = state.pool_tokens.get(pool, 0) + flight.held_tokens
+        if mine > share * capacity or running + 1 > max(1, int(share * slots)):
+            return False
+        return self._reserves_allow(state, mine, flight.held_tokens, capacity)
+
+    def _reserves_allow(self, state: TenantState, mine: int, need: int, capacity: int) -> bool:
+        if mine <= state.contract.isolation.reserved_share * capacity:
+            return True
+        used = reserved = 0
+        for other in self.active:
+            held = other.pool_tokens.get(self.pool.name, 0)
+            used += held
+            if other is not state:
+                reserved += max(0, int(other.contract.isolation.reserved_share * capacity) - held)
+        return used + need <= capacity - reserved
+
+
+def _sequences(offer: Offer) -> int:
+    return max(1, offer.best_of)
+
+
+def _grant_on(cell: Cell, pool: Pool, flight: Flight, view: ReplicaView, now: Now) -> None:
+    """Bind the flight to a replica: a new attempt that holds its capacity until the engine reports its end."""
+    offer = flight.offer
+    assert offer is not None
+    number = flight.next_attempt
+    flight.next_attempt += 1
+    output = max(0, flight.held_tokens - offer.prompt_tokens)
+    attempt = Attempt(view.replica_id, _sequences(offer), flight.held_tokens, output)
+    flight.attempts[number] = attempt
+    pool.hold(attempt, flight.state)
+    pool.drain.dispatched(float(flight.held_tokens), now.mono_ns, waiting=pool.queue.depth() > 0)
+    pool.breakers[view.replica_id].allows(now.mono_ns)
+    _grant(cell, flight, view.replica_id, number, now)
+
+
+def grant_unqueued(cell: Cell, flight: Flight, now: Now) -> None:
+    """A cached answer or a template needs no replica."""
+    _grant(cell, flight, "", 0, now)
+
+
+def _grant(cell: Cell, flight: Flight, replica_id: str, attempt: int, now: Now) -> None:
+    offer, state, ask = flight.offer, flight.state, flight.ask
+    assert offer is not None
+    first = flight.grant is None
+    if first:
+        flight.first_wait_ms = (now.mono_ns - flight.enqueued_ns) / 1e6
+    flight.take_off()
+    flight.granted_ns = now.mono_ns
+    grant = Grant(
+        request_id=ask.request_id,
+        attempt=attempt,
+        offer=offer,
+        replica_id=replica_id,
+        reason=flight.cause,
+        reserved_tokens=flight.held_tokens,
+        reserved_nusd=flight.held_nusd,
+        rate=state.rate(now.mono_ns),
+        price=cell.pools[offer.tier].tier.price,
+        priority=flight.band,
+        weight=state.contract.weight,
+        queue_wait_ms=flight.first_wait_ms,
+        granted_wall_ns=now.wall_ns,
+        config_digest=cell.platform.digest,
+    )
+    flight.grant = grant
+    if not (offer.degraded and first):
+        cell.effects.sends.append((ask.gateway_id, Granted(grant)))
+        return
+    cell.audit(
+        "downgrade",
+        now,
+        tenant=ask.tenant,
+        request_id=ask.request_id,
+        rung=offer.rung,
+        degraded=offer.degraded,
+        cause=flight.cause,
+        model=ask.model,
+        best=flight.quote.best if flight.quote is not None else None,
+        given=offer,
+        tried=[[r.tier, r.kind, r.why] for r in _rejected(flight)],
+        rungs=flight.rungs,
+        pressure=flight.pressure,
+        thresholds=thresholds(cell.platform.ladder),
+        config=cell.platform.digest,
+    )
+    cell.effects.held.append((ask.gateway_id, Granted(grant)))
+
+
+def _rejected(flight: Flight) -> tuple[Rejected, ...]:
+    return flight.quote.rejected if flight.quote is not None else ()

@@ -1,0 +1,230 @@
+"""A request in the controller's hands, from Ask to settlement, and the arithmetic of its bill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+from rungway.policies.fairness import Queued
+from rungway.policies.offers import Quote
+
+from rungway.contracts import Price
+from rungway.control.tenant_state import BANDS, TenantState
+from rungway.outcomes import Outcome
+from rungway.types import Ask, AttemptEnd, Finish, Grant, LedgerRow, Offer, OfferKind
+
+
+class Attempt:
+    """One try on one replica: the capacity it holds there and how it ended."""
+
+    __slots__ = ("emitted", "end", "lost_ns", "output_reserved", "released", "replica_id", "sequences", "tokens")
+
+    def __init__(self, replica_id: str, sequences: int, tokens: int, output_reserved: int) -> None:
+        self.replica_id = replica_id
+        self.sequences = sequences
+        self.tokens = tokens
+        self.output_reserved = output_reserved
+        self.emitted = 0
+        self.end: AttemptEnd | None = None
+        self.lost_ns: int | None = None
+        self.released = False
+
+
+class Flight:
+    """`grant` is None while it waits. `held_tokens`/`held_nusd` are what the tenant's buckets hold for it."""
+
+    __slots__ = (
+        "ask",
+        "attempts",
+        "avoid",
+        "cause",
+        "enqueued_ns",
+        "entry",
+        "finish",
+        "finish_ns",
+        "first_wait_ms",
+        "gateway_lost_ns",
+        "grant",
+        "granted_ns",
+        "held_nusd",
+        "held_tokens",
+        "next_attempt",
+        "offer",
+        "pool",
+        "pressure",
+        "quote",
+        "retrying",
+        "rungs",
+        "running",
+        "state",
+    )
+
+    def __init__(self, ask: Ask, state: TenantState, now_ns: int) -> None:
+        self.ask = ask
+        self.state = state
+        self.enqueued_ns = now_ns
+        self.granted_ns = 0
+        self.first_wait_ms = 0.0
+        self.quote: Quote | None = None
+        self.offer: Offer | None = None
+        self.pool = ""
+        self.cause = "ok"
+        self.rungs: dict[str, int] = {}
+        self.pressure: dict[str, tuple[float, str]] = {}
+        self.entry: Queued | None = None
+        self.grant: Grant | None = None
+        self.attempts: dict[int, Attempt] = {}
+        self.next_attempt = 1
+        self.avoid: frozenset[str] = frozenset()
+        self.retrying = False
+        self.running = False
+        self.held_tokens = 0
+        self.held_nusd = 0
+        self.finish: Finish | None = None
+        self.finish_ns = 0
+        self.gateway_lost_ns: int | None = None
+
+    @property
+    def band(self) -> int:
+        return BANDS[self.ask.tenant_class]
+
+    def take_off(self) -> None:
+        """Count as running for the tenant's concurrency."""
+        if not self.running:
+            self.running = True
+            self.state.running += 1
+
+    def land(self) -> None:
+        """Stop counting as running; harmless when it already has."""
+        if self.running:
+            self.running = False
+            self.state.running -= 1
+
+    def open_attempts(self) -> list[Attempt]:
+        """Attempts whose end is neither reported nor given up."""
+        return [a for a in self.attempts.values() if a.end is None and a.lost_ns is None]
+
+    def settled(self) -> bool:
+        """Both sides have said all they will say."""
+        client_done = self.finish is not None or self.gateway_lost_ns is not None
+        return client_done and not self.open_attempts()
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """Tokens that the tenant pays for, and engine output nobody pays for (tries that failed on our side)."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    wasted_tokens: int
+    cost_nusd: int
+
+
+def bill(flight: Flight, price: Price) -> Bill:
+    """A tenant pays its prompt once and every output token it could receive: all that the last attempt emitted, and of
+    earlier attempts what was delivered before they failed. The rest of their output is waste."""
+    prompt = cached = output = wasted = 0
+    last = max(flight.attempts, default=0)
+    delivered = flight.finish.delivered if flight.finish is not None else {}
+    for number, attempt in sorted(flight.attempts.items()):
+        usage = attempt.end.usage if attempt.end is not None else None
+        emitted = usage.output_tokens if usage is not None else max(attempt.emitted, delivered.get(number, 0))
+        failed = attempt.end is None or attempt.end.finish in ("lost", "error")
+        paid = min(emitted, delivered.get(number, 0)) if failed or number != last else emitted
+        output += paid
+        wasted += emitted - paid
+        if usage is not None and (paid or number == last) and usage.prompt_tokens:
+            prompt, cached = usage.prompt_tokens, usage.cached_tokens
+    if output and not prompt and flight.offer is not None:
+        prompt = flight.offer.prompt_tokens
+    if not output and _engine_failed(flight):
+        prompt = cached = 0
+    cost = price.cost_nusd(input_tokens=prompt, cached_tokens=cached, output_tokens=output)
+    return Bill(prompt, cached, output, wasted, cost)
+
+
+def _engine_failed(flight: Flight) -> bool:
+    """A request that got no token because of our failure costs nothing, its prompt included."""
+    return flight.finish is None or flight.finish.outcome in (Outcome.ERROR, Outcome.REPLICA_LOST, Outcome.TIMEOUT)
+
+
+def ledger_row(flight: Flight, price: Price, outcome: str, code: str, wall_ns: int, thresholds: object) -> LedgerRow:
+    """The one row of this request. Times come from the gateway's Finish, tokens from the engines."""
+    ask, grant, finish = flight.ask, flight.grant, flight.finish
+    offer = grant.offer if grant is not None else None
+    due = bill(flight, price)
+    ttft = finish.ttft_ms if finish is not None else None
+    tpot = finish.tpot_ms if finish is not None else None
+    slo = flight.state.contract.slo
+    met = None
+    if ttft is not None and offer is not None and offer.kind is OfferKind.MODEL:
+        met = int(ttft <= slo.ttft_ms_p99 and (tpot is None or tpot <= slo.tpot_ms_p99))
+    return LedgerRow(
+        request_id=ask.request_id,
+        started_wall_ns=ask.received_wall_ns,
+        ended_wall_ns=wall_ns,
+        tenant=ask.tenant,
+        key_id=ask.key_id,
+        tenant_class=ask.tenant_class,
+        risk=ask.risk,
+        action=ask.action,
+        endpoint=ask.endpoint,
+        model=ask.model,
+        tier=offer.tier if offer is not None else "",
+        version=offer.version if offer is not None else "",
+        rung=offer.rung if offer is not None else 0,
+        degraded=",".join(offer.degraded) if offer is not None else "",
+        reason=grant.reason if grant is not None else code,
+        outcome=outcome,
+        code=code,
+        prompt_tokens=due.prompt_tokens,
+        cached_tokens=due.cached_tokens,
+        output_tokens=due.output_tokens,
+        wasted_tokens=due.wasted_tokens,
+        cost_nusd=due.cost_nusd,
+        price_input=price.input,
+        price_cached_input=price.cached_input,
+        price_output=price.output,
+        attempts=len(flight.attempts),
+        replica_id=grant.replica_id if grant is not None else "",
+        gateway_id=ask.gateway_id,
+        session=ask.session or "",
+        cache=finish.cache if finish is not None else "off",
+        queue_wait_ms=grant.queue_wait_ms if grant is not None else 0.0,
+        ttft_ms=ttft,
+        tpot_ms=tpot,
+        e2e_ms=finish.e2e_ms if finish is not None else None,
+        slo_met=met,
+        decision=decision(flight, thresholds),
+    )
+
+
+def decision(flight: Flight, thresholds: object) -> str:
+    """JSON of all that the decision rested on."""
+    ask, quote, grant = flight.ask, flight.quote, flight.grant
+    return msgspec.json.encode(
+        {
+            "ask": {
+                "model": ask.model,
+                "tiers": ask.tiers,
+                "class": ask.tenant_class,
+                "risk": ask.risk,
+                "action": ask.action,
+                "prompt_tokens": ask.prompt_tokens,
+                "output_bound": ask.output_bound,
+                "best_of": ask.best_of,
+                "deadline_ms": ask.deadline_ms,
+            },
+            "rungs": flight.rungs,
+            "pressure": flight.pressure,
+            "thresholds": thresholds,
+            "offers": quote.offers if quote is not None else (),
+            "best": quote.best if quote is not None else None,
+            "rejected": quote.rejected if quote is not None else (),
+            "given": grant.offer if grant is not None else None,
+            "reason": grant.reason if grant is not None else "",
+            "config": grant.config_digest if grant is not None else "",
+            "queue_wait_ms": grant.queue_wait_ms if grant is not None else None,
+        }
+    ).decode()

@@ -1,0 +1,83 @@
+"""Moving the rungs: read each scope's pressure, step its state machine, and offer anew to whoever waits below."""
+
+from __future__ import annotations
+
+from rungway.contracts import TenantClass
+from rungway.control.admit import readmit
+from rungway.control.cell import Cell, Now
+from rungway.control.flight import Flight
+from rungway.control.pool import SIDES, Pool, Scope, over_share
+from rungway.policies.ladder import step
+from rungway.policies.pressure import PoolSignals, pressure
+
+
+def walk(cell: Cell, now: Now) -> None:
+    """One control step over all pools and scopes. Changes are audited; waiting requests of a changed pool get new
+    offers."""
+    for pool in cell.pools.values():
+        changed = False
+        signals = _signals(cell, pool, now)
+        for scope in pool.scopes:
+            value, signal = pressure(signals[scope])
+            pool.pressures[scope] = (round(value, 3), signal)
+            state, transition = step(pool.scopes[scope], value, now.mono_ns, cell.platform.ladder)
+            pool.scopes[scope] = state
+            if transition is None:
+                continue
+            changed = True
+            names = cell.platform.ladder.rungs
+            cell.audit(
+                "rung",
+                now,
+                rung=transition.to_rung,
+                pool=pool.name,
+                tenant_class=scope[0],
+                side=scope[1],
+                rung_from=names[transition.from_rung].name,
+                rung_to=names[transition.to_rung].name,
+                pressure=round(transition.pressure, 3),
+                signal=signal,
+                why=transition.why,
+            )
+        if changed:
+            reoffer(cell, pool, now)
+
+
+def reoffer(cell: Cell, pool: Pool, now: Now) -> None:
+    """Waiting requests get the offer that the present rungs allow: a smaller tier, a cached answer, or a deferral."""
+    waiting = [entry.payload for entry in pool.queue.entries()]
+    for flight in waiting:
+        assert isinstance(flight, Flight)
+        if not flight.retrying:
+            readmit(cell, flight, now)
+
+
+def _signals(cell: Cell, pool: Pool, now: Now) -> dict[Scope, PoolSignals]:
+    """Per scope: the longest wait against its own TTFT target. What the whole pool suffers from (KV, slots) is put on
+    the tenants over their share while there are any, else on everybody who waits."""
+    over = over_share(pool.name, cell.tenants.values(), now.mono_ns)
+    worst: dict[Scope, tuple[float, float, float]] = {}
+    for entry in pool.queue.entries():
+        flight = entry.payload
+        assert isinstance(flight, Flight)
+        scope = (str(flight.ask.tenant_class), "over" if entry.tenant in over else "within")
+        wait_ms = (now.mono_ns - entry.enqueued_ns) / 1e6
+        target_ms = flight.state.contract.slo.ttft_ms_p99
+        if wait_ms / target_ms > worst.get(scope, (0.0, 0.0, 1.0))[0]:
+            worst[scope] = (wait_ms / target_ms, wait_ms, target_ms)
+    running, slots = pool.in_flight()
+    signals: dict[Scope, PoolSignals] = {}
+    for tenant_class in TenantClass:
+        for side in SIDES:
+            scope = (str(tenant_class), side)
+            _, wait_ms, target_ms = worst.get(scope, (0.0, 0.0, 1000.0))
+            shared = scope in worst and (side == "over" or not over)
+            signals[scope] = PoolSignals(
+                queue_wait_ms=wait_ms,
+                ttft_target_ms=target_ms,
+                kv_use=pool.kv_use if shared else 0.0,
+                in_flight=float(running) if shared else 0.0,
+                capacity=float(slots),
+                slo_burn=pool.slo_burn(str(tenant_class)) if shared else 0.0,
+            )
+    return signals

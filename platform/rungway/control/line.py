@@ -1,0 +1,80 @@
+"""Holds and places: what a request takes from its tenant's quota and where it waits. Every take has its give-back."""
+
+from __future__ import annotations
+
+from rungway.policies.fairness import Queued
+
+from rungway.clock import NS_PER_MS
+from rungway.control.cell import Cell, Now
+from rungway.control.flight import Flight
+from rungway.types import Offer, OfferKind
+
+NEVER_NS = 1 << 62
+
+
+def tokens_needed(cell: Cell, flight: Flight, offer: Offer) -> int:
+    """Prompt plus predicted output over all sequences: what is reserved. Nothing for cache and template."""
+    if offer.kind is not OfferKind.MODEL:
+        return 0
+    output = cell.predictor.predict(flight.ask.tenant, offer.tier, flight.ask.output_bound, offer.max_tokens)
+    need = offer.prompt_tokens + min(output, offer.max_tokens) * offer.best_of
+    limit = flight.state.contract.quotas.tokens_per_minute
+    return min(need, max(limit, offer.prompt_tokens)) if limit else need
+
+
+def hold(cell: Cell, flight: Flight, offer: Offer, need: int, now: Now) -> None:
+    """Reserve tokens and money for an offer; a second call moves the hold to another offer."""
+    state = flight.state
+    if flight.held_tokens:
+        state.tokens.give_back(flight.held_tokens, now.mono_ns)
+    if flight.held_nusd:
+        state.budget.settle(flight.held_nusd, 0, now.wall_ns)
+    state.tokens.take(need, now.mono_ns)
+    state.budget.hold(offer.price_nusd, now.wall_ns)
+    flight.offer, flight.pool = offer, offer.tier
+    flight.held_tokens, flight.held_nusd = need, offer.price_nusd
+
+
+def give_back(flight: Flight, now: Now) -> None:
+    """Return what is still held: unused quota and money."""
+    if flight.held_tokens:
+        flight.state.tokens.give_back(flight.held_tokens, now.mono_ns)
+        flight.held_tokens = 0
+    if flight.held_nusd:
+        flight.state.budget.settle(flight.held_nusd, 0, now.wall_ns)
+        flight.held_nusd = 0
+
+
+def enqueue(cell: Cell, flight: Flight, now: Now) -> None:
+    """Take a place: band by class, weighted VTC over tenants, earliest deadline first inside the tenant."""
+    ask, state, pool = flight.ask, flight.state, cell.pools[flight.pool]
+    assert flight.offer is not None
+    deadline = NEVER_NS if ask.deadline_ms is None else flight.enqueued_ns + int(ask.deadline_ms * NS_PER_MS)
+    flight.entry = Queued(
+        request_id=ask.request_id,
+        tenant=ask.tenant,
+        band=flight.band,
+        weight=state.contract.weight,
+        cost=0.0 if flight.retrying else float(flight.offer.prompt_tokens),
+        deadline_ns=0 if flight.retrying else deadline,
+        enqueued_ns=flight.enqueued_ns,
+        payload=flight,
+    )
+    pool.queue.push(flight.entry)
+    state.waiting += 1
+    state.queued_tokens[flight.pool] = state.queued_tokens.get(flight.pool, 0) + flight.held_tokens
+
+
+def dequeue(cell: Cell, flight: Flight) -> None:
+    """Leave the queue without having been dispatched."""
+    if flight.entry is None:
+        return
+    cell.pools[flight.pool].queue.remove(flight.ask.request_id)
+    left_queue(flight)
+
+
+def left_queue(flight: Flight) -> None:
+    flight.entry = None
+    state = flight.state
+    state.waiting -= 1
+    state.queued_tokens[flight.pool] = max(0, state.queued_tokens.get(flight.pool, 0) - flight.held_tokens)

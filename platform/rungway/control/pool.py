@@ -1,0 +1,232 @@
+"""One tier's pool: its queue, its replicas' capacity, what it has learned about its speed, and its ladder scopes.
+
+The ladder is scoped by (class, side). `side` is "over" for tenants that hold more of the pool than their weight entitles
+them to, "within" for the rest: the tenant that causes the pressure walks down first, its neighbours only when their
+own requests suffer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from rungway.clock import NS_PER_S
+from rungway.contracts import ControllerSpec, LadderSpec, TenantClass, Tier, Version
+from rungway.control.flight import Attempt, Flight
+from rungway.control.tenant_state import TenantState
+from rungway.engine.protocol import EngineStats
+from rungway.messages import ReplicaInfo
+from rungway.policies.breaker import Breaker
+from rungway.policies.drain import DrainRate
+from rungway.policies.fairness import FairQueue
+from rungway.policies.ladder import LadderState
+from rungway.policies.offers import TierView
+from rungway.policies.placement import ReplicaView, choose
+
+SIDES = ("over", "within")
+Scope = tuple[str, str]  # (tenant class, side)
+
+DEFAULT_PREFILL_TOKENS_PER_S = 2000.0
+DEFAULT_DECODE_MS_PER_TOKEN = 30.0
+SLO_SAMPLES = 64
+
+
+class Pool:
+    """State of one tier. Capacity is what grants hold, released when the engine's report says so."""
+
+    __slots__ = (
+        "breakers",
+        "causes",
+        "decode_ms",
+        "drain",
+        "ever_ready",
+        "kv_use",
+        "name",
+        "prefill_rate",
+        "pressures",
+        "queue",
+        "scopes",
+        "slo_misses",
+        "spec",
+        "stats",
+        "tier",
+        "views",
+    )
+
+    def __init__(self, tier: Tier, spec: ControllerSpec) -> None:
+        self.name = tier.name
+        self.tier = tier
+        self.spec = spec
+        self.queue = FairQueue(spec.class_shares)
+        self.views: dict[str, ReplicaView] = {}
+        self.stats: dict[str, EngineStats] = {}
+        self.breakers: dict[str, Breaker] = {}
+        self.drain = DrainRate()
+        self.scopes: dict[Scope, LadderState] = {
+            (tenant_class, side): LadderState(rung=0, since_ns=0) for tenant_class in TenantClass for side in SIDES
+        }
+        self.causes: dict[Scope, str] = {}
+        self.pressures: dict[Scope, tuple[float, str]] = {}
+        self.prefill_rate = DEFAULT_PREFILL_TOKENS_PER_S
+        self.decode_ms = DEFAULT_DECODE_MS_PER_TOKEN
+        self.kv_use = 0.0
+        self.slo_misses: dict[str, deque[bool]] = {}
+        self.ever_ready = False
+
+    # -- replicas ---------------------------------------------------------------------------------------------
+
+    def add(self, info: ReplicaInfo, now_ns: int) -> ReplicaView:
+        """A replica said hello. A known one keeps what was granted to it."""
+        view = self.views.get(info.replica_id)
+        if view is None:
+            view = ReplicaView(info.replica_id, info.tier, info.version, info.max_num_seqs, info.kv_tokens)
+            self.views[info.replica_id] = view
+            self.breakers[info.replica_id] = Breaker(self.spec.breaker_failures, self.spec.breaker_open_s)
+        view.reported_ns = now_ns
+        view.draining = info.state == "draining"
+        self.ever_ready = True
+        return view
+
+    def drop(self, replica_id: str) -> None:
+        self.views.pop(replica_id, None)
+        self.stats.pop(replica_id, None)
+        self.breakers.pop(replica_id, None)
+
+    def report(self, replica_id: str, stats: EngineStats, draining: bool, now_ns: int) -> None:
+        view = self.views.get(replica_id)
+        if view is None:
+            return
+        view.reported_ns = now_ns
+        view.draining = draining
+        self.stats[replica_id] = stats
+        if stats.prefill_tokens_per_s > 0:
+            self.prefill_rate += 0.05 * (stats.prefill_tokens_per_s - self.prefill_rate)
+        if stats.decode_tokens_per_s > 0:
+            per_token = 1000.0 * max(1, stats.running) / stats.decode_tokens_per_s
+            self.decode_ms += 0.05 * (per_token - self.decode_ms)
+        total = sum(s.kv_blocks_total for s in self.stats.values())
+        free = sum(s.kv_blocks_free + s.kv_blocks_cached for s in self.stats.values())
+        self.kv_use = 1.0 - free / total if total else 0.0
+
+    def ready(self, now_ns: int) -> list[ReplicaView]:
+        """Replicas that may get new work: reporting, not draining."""
+        stale_ns = int(self.spec.replica_stale_s * NS_PER_S)
+        return [v for v in self.views.values() if not v.draining and now_ns - v.reported_ns <= stale_ns]
+
+    def has_room(self) -> bool:
+        """Cheap test before asking the queue: some replica has a free sequence slot."""
+        factor = self.spec.in_flight_factor
+        return any(not v.draining and v.running < int(factor * v.max_num_seqs) for v in self.views.values())
+
+    def place(self, flight: Flight, sequences: int, tokens: int, now_ns: int) -> ReplicaView | None:
+        """A replica of the offered version with room, or None."""
+        assert flight.offer is not None
+        version = flight.offer.version
+        for replica_id, breaker in self.breakers.items():
+            self.views[replica_id].breaker_open = not breaker.ready(now_ns)
+        return choose(
+            [v for v in self.views.values() if v.version == version],
+            sequences=sequences,
+            tokens=tokens,
+            session=flight.ask.session,
+            avoid=flight.avoid,
+            now_ns=now_ns,
+            stale_ns=int(self.spec.replica_stale_s * NS_PER_S),
+            factor=self.spec.in_flight_factor,
+        )
+
+    def hold(self, attempt: Attempt, state: TenantState) -> None:
+        view = self.views.get(attempt.replica_id)
+        if view is not None:
+            view.running += attempt.sequences
+            view.tokens += attempt.tokens
+        state.pool_tokens[self.name] = state.pool_tokens.get(self.name, 0) + attempt.tokens
+        state.pool_running[self.name] = state.pool_running.get(self.name, 0) + attempt.sequences
+
+    def release(self, attempt: Attempt, state: TenantState) -> None:
+        """Give the attempt's capacity back, once."""
+        if attempt.released:
+            return
+        attempt.released = True
+        view = self.views.get(attempt.replica_id)
+        if view is not None:
+            view.running = max(0, view.running - attempt.sequences)
+            view.tokens = max(0, view.tokens - attempt.tokens)
+        state.pool_tokens[self.name] = max(0, state.pool_tokens.get(self.name, 0) - attempt.tokens)
+        state.pool_running[self.name] = max(0, state.pool_running.get(self.name, 0) - attempt.sequences)
+
+    # -- what policies see ------------------------------------------------------------------------------------
+
+    def capacity_tokens(self) -> int:
+        return sum(view.kv_tokens for view in self.views.values() if not view.draining)
+
+    def in_flight(self) -> tuple[int, int]:
+        """(sequences granted, sequences that late binding allows)."""
+        running = sum(view.running for view in self.views.values())
+        capacity = sum(int(self.spec.in_flight_factor * view.max_num_seqs) for view in self.views.values())
+        return running, capacity
+
+    def saturation(self) -> float:
+        """Largest of sequence and token use over the pool; 1.0 when it has no replica."""
+        running, capacity = self.in_flight()
+        tokens, room = sum(v.tokens for v in self.views.values()), self.capacity_tokens()
+        if not capacity or not room:
+            return 1.0
+        return max(running / capacity, tokens / room)
+
+    def note_slo(self, tenant_class: str, met: bool) -> None:
+        self.slo_misses.setdefault(tenant_class, deque(maxlen=SLO_SAMPLES)).append(not met)
+
+    def slo_burn(self, tenant_class: str) -> float:
+        """Share of the last answers of a class that missed their targets; 0 until there are enough of them."""
+        misses = self.slo_misses.get(tenant_class, ())
+        return sum(misses) / len(misses) if len(misses) >= SLO_SAMPLES // 2 else 0.0
+
+    def pick_version(self, key: int) -> Version:
+        """Weighted choice among the tier's versions by a stable key, so that a session keeps its version."""
+        versions = [v for v in self.tier.versions if v.weight > 0]
+        total = sum(v.weight for v in versions)
+        point = (key % 10_000) / 10_000 * total
+        for version in versions:
+            point -= version.weight
+            if point < 0:
+                return version
+        return versions[-1]
+
+    def tier_view(self, version: Version) -> TierView:
+        return TierView(
+            tier=self.tier,
+            version=version,
+            saturation=self.saturation(),
+            prefill_tokens_per_s=self.prefill_rate,
+            decode_ms_per_token=self.decode_ms,
+            queue_wait_ms=0.0,
+        )
+
+    def rung(self, scope: Scope, now_ns: int) -> int:
+        state = self.scopes[scope]
+        if state.override is not None and now_ns < state.override_until_ns:
+            return state.override
+        return state.rung
+
+
+def over_share(pool: str, states: Iterable[TenantState], now_ns: int) -> frozenset[str]:
+    """Tenants that hold and want more of the pool than their weight among the active ones. A lone tenant is never
+    over: there is nobody whose share it takes."""
+    active = [state for state in states if state.active(now_ns)]
+    if len(active) < 2:
+        return frozenset()
+    total = sum(state.load_tokens(pool) for state in active)
+    weights = sum(state.contract.weight for state in active)
+    if not total:
+        return frozenset()
+    return frozenset(
+        state.contract.name
+        for state in active
+        if state.load_tokens(pool) * weights > state.contract.weight * total * 1.05
+    )
+
+
+def thresholds(spec: LadderSpec) -> dict[str, object]:
+    """What the explanation of a decision shows of the ladder."""
+    return {"enter": {rung.name: rung.enter for rung in spec.rungs}, "leave": spec.leave, "ladder": spec.digest}

@@ -1,0 +1,64 @@
+"""Saying no, in one place: holds go back, the gateway is told, the audit and the ledger get their rows."""
+
+from __future__ import annotations
+
+from rungway.contracts import Price
+from rungway.control.cell import Cell, Now
+from rungway.control.flight import Flight, ledger_row
+from rungway.control.line import give_back
+from rungway.control.pool import thresholds
+from rungway.messages import Refused
+from rungway.outcomes import CODES, Code, Outcome
+from rungway.types import Refusal, Rejected
+
+FREE = Price(input=0, cached_input=0, output=0)
+
+
+def refuse(cell: Cell, flight: Flight, code: Code, message: str, retry_s: int | None, now: Now) -> None:
+    """End a request that has not been granted (or can not be retried): give back holds, tell, audit, write its row."""
+    ask, state = flight.ask, flight.state
+    give_back(flight, now)
+    state.breaker.abandon()
+    cell.flights.pop(ask.request_id, None)
+    rejected: tuple[Rejected, ...] = flight.quote.rejected if flight.quote is not None else ()
+    rung = max(flight.rungs.values(), default=0) if CODES[code].whose == "platform" else 0
+    refusal = Refusal(
+        request_id=ask.request_id,
+        code=code,
+        message=message,
+        retry_after_s=retry_s,
+        rate=state.rate(now.mono_ns),
+        rung=rung,
+        reason=code,
+        rejected=rejected,
+    )
+    cell.effects.sends.append((ask.gateway_id, Refused(refusal)))
+    cell.audit(
+        "refusal",
+        now,
+        tenant=ask.tenant,
+        request_id=ask.request_id,
+        rung=rung,
+        code=code,
+        model=ask.model,
+        rungs=flight.rungs,
+        pressure=flight.pressure,
+        tried=[[r.tier, r.kind, r.why] for r in rejected],
+        retry_after_s=retry_s,
+    )
+    shown = thresholds(cell.platform.ladder)
+    cell.effects.rows.append(ledger_row(flight, FREE, Outcome.REFUSED, code, now.wall_ns, shown))
+    cell.remember(ask.request_id, {})
+
+
+def refuse_retry(cell: Cell, flight: Flight, now: Now) -> None:
+    """Tell the gateway that there will be no further try. The flight stays until its Finish settles it."""
+    refusal = Refusal(
+        request_id=flight.ask.request_id,
+        code=Code.REPLICA_LOST,
+        message="The replica failed and the retry budget of this tenant is used up.",
+        retry_after_s=2,
+        rate=flight.state.rate(now.mono_ns),
+        reason=Code.REPLICA_LOST,
+    )
+    cell.effects.sends.append((flight.ask.gateway_id, Refused(refusal)))

@@ -1,0 +1,242 @@
+"""The controller as a process: channels in, ledger out, one event loop.
+
+messages -> Core -> effects:  sends go at once; rows and audit go to the ledger's writer;
+                              held sends (degraded grants, acknowledgements) go when their ticket is committed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rungway.channel import Server
+from rungway.clock import NS_PER_S, monotonic_ns, wall_ns
+from rungway.contracts import Platform
+from rungway.control import queries
+from rungway.control.cell import Now
+from rungway.control.core import Core
+from rungway.errors import ChannelError, ConfigError, LedgerError
+from rungway.ledger import LedgerReader, LedgerWriter, database_url
+from rungway.messages import (
+    Answer,
+    AttemptEnded,
+    Counts,
+    Finished,
+    GatewayHello,
+    Message,
+    Query,
+    ReplicaHello,
+    Report,
+    Retry,
+    Submit,
+    ToController,
+    Withdraw,
+)
+from rungway.observe.metrics import Metrics
+from rungway.policies.quality import load_default
+from rungway.settings import load_platform
+
+T = TypeVar("T")
+
+QUERY_THREADS = 2
+QUERIES_WAITING_MAX = 256
+RATE_WINDOW_NS = 60 * NS_PER_S
+
+
+def _now() -> Now:
+    return Now(monotonic_ns(), wall_ns())
+
+
+class ControllerService:
+    """Owns the cell's Core, ledger and metrics. `address` is set once started."""
+
+    def __init__(self, platform: Platform, config_path: Path | None, models_dir: Path) -> None:
+        self.platform = platform
+        self.config_path = config_path
+        self.models_dir = models_dir
+        self.address = ""
+        self.failed = ""
+        self.core = Core(platform, load_default(), _now())
+        self.metrics = Metrics(platform)
+        self.reader: LedgerReader
+        self.writer: LedgerWriter
+        self._held: deque[tuple[int, list[tuple[str, Message]]]] = deque()
+        self._queries = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tick: asyncio.Task[None] | None = None
+        self._pool = ThreadPoolExecutor(QUERY_THREADS, thread_name_prefix="rungway-query")
+        self._handlers: dict[type[Message], Callable[[str, Any, Now], None]] = {
+            Submit: lambda peer, m, now: self.core.submit(m.ask, now),
+            Finished: lambda peer, m, now: self.core.finished(peer, m.finish, now),
+            Report: lambda peer, m, now: self.core.report(m, now),
+            AttemptEnded: lambda peer, m, now: self.core.attempt_ended(peer, m.end, now),
+            Withdraw: lambda peer, m, now: self.core.withdraw(m.request_id, m.outcome, now),
+            Retry: lambda peer, m, now: self.core.retry(m, now),
+            GatewayHello: lambda peer, m, now: self.core.gateway_hello(peer, m.flights, now),
+            ReplicaHello: lambda peer, m, now: self.core.replica_hello(m.info, now),
+            Counts: lambda peer, m, now: self.metrics.increments(m.increments),
+            Query: lambda peer, m, now: self._query(peer, m),
+        }
+
+    async def start(self) -> None:
+        """Open the ledger, rebuild quota state from it, listen. Raises LedgerError or ChannelError."""
+        self._loop = asyncio.get_running_loop()
+        url = database_url(self.platform)
+        Path(self.platform.state_dir).mkdir(parents=True, exist_ok=True)
+        self.writer = LedgerWriter(url, self._committed)
+        self.reader = LedgerReader(url)
+        await self._loop.run_in_executor(self._pool, self._restore)
+        self.server = Server(
+            self.platform.host if self.platform.host != "0.0.0.0" else "127.0.0.1",
+            self.platform.channel,
+            ToController,
+            self._message,
+            self._lost,
+            self._batch,
+        )
+        await self.server.start()
+        self.address = self.server.address
+        self._tick = asyncio.create_task(self._ticking())
+
+    async def stop(self) -> None:
+        """Write what is pending and let go of everything."""
+        if self._tick is not None:
+            self._tick.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._tick
+        for task in self._tasks:
+            task.cancel()
+        self._flush()
+        self.writer.close()
+        await self.server.stop()
+        self._pool.shutdown(wait=False)
+
+    def healthy(self) -> bool:
+        return not self.failed and self.writer.healthy
+
+    def _restore(self) -> None:
+        """Quotas as the ledger knows them: the last minute's rates, the budget windows' spending, output lengths."""
+        now = _now()
+        for tenant, (requests, tokens) in self.reader.recent(now.wall_ns - RATE_WINDOW_NS).items():
+            state = self.core.cell.tenants.get(tenant)
+            if state is not None:
+                state.requests.drain(requests, now.mono_ns)
+                state.tokens.drain(tokens, now.mono_ns)
+        for tenant, state in self.core.cell.tenants.items():
+            start_ns, _ = state.budget.bounds
+            state.budget.restore(self.reader.spent_since(tenant, start_ns), now.wall_ns)
+        for tenant, tier, output_tokens in self.reader.output_samples(2000):
+            self.core.cell.predictor.observe(tenant, tier, output_tokens)
+
+    # -- messages ---------------------------------------------------------------------------------------------
+
+    def _message(self, peer: str, message: Message) -> None:
+        self._handlers[type(message)](peer, message, _now())
+
+    def _lost(self, peer: str) -> None:
+        now = _now()
+        if peer in self.core.cell.gateways:
+            self.core.gateway_lost(peer, now)
+        else:
+            self.core.replica_lost(peer, now)
+        self._batch()
+
+    def _batch(self) -> None:
+        self.core.settle_turn(_now())
+        self._flush()
+
+    async def _ticking(self) -> None:
+        while True:
+            await asyncio.sleep(self.platform.controller.tick_ms / 1000.0)
+            self.core.tick(_now())
+            self._flush()
+
+    def _flush(self) -> None:
+        """Carry out what the core decided in this turn."""
+        effects = self.core.cell.effects.drain()
+        for peer, message in effects.sends:
+            self._send(peer, message)
+        for row in effects.rows:
+            self.metrics.row(row)
+        if effects.durable():
+            try:
+                ticket = self.writer.put(
+                    rows=effects.rows, audit=effects.audit, attempts=effects.attempts, waste=effects.waste
+                )
+            except LedgerError as error:
+                self.failed = str(error)
+                return
+            if effects.held:
+                self._held.append((ticket, effects.held))
+        else:
+            for peer, message in effects.held:
+                self._send(peer, message)
+
+    def _send(self, peer: str, message: Message) -> None:
+        with contextlib.suppress(ChannelError):  # the peer is gone; its loss is reported by the channel
+            self.server.send(peer, message)
+
+    def _committed(self, ticket: int) -> None:
+        """Called from the writer's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: we are stopping
+            self._loop.call_soon_threadsafe(self._release, ticket)
+
+    def _release(self, ticket: int) -> None:
+        while self._held and self._held[0][0] <= ticket:
+            for peer, message in self._held.popleft()[1]:
+                self._send(peer, message)
+
+    # -- queries ----------------------------------------------------------------------------------------------
+
+    def _query(self, peer: str, query: Query) -> None:
+        if self._queries >= QUERIES_WAITING_MAX:
+            self._send(peer, queries.error_answer(query.query_id, 503, "overloaded", "Too many queries wait."))
+            return
+        self._queries += 1
+        task = asyncio.create_task(self._answer(peer, query))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, peer: str, query: Query) -> None:
+        try:
+            answer: Answer = await queries.answer(self, query)
+        finally:
+            self._queries -= 1
+        self._send(peer, answer)
+        self._flush()
+
+    async def in_thread(self, call: Callable[[], T]) -> T:
+        """Run a ledger read off the loop."""
+        return await self._loop.run_in_executor(self._pool, call)
+
+    async def reload(self) -> Platform:
+        """Read the files again and put them into force. Raises ConfigError and keeps the old ones when any is wrong."""
+        if self.config_path is None:
+            raise ConfigError([])
+        path, old = self.config_path, self.platform
+        loaded = await self.in_thread(
+            lambda: load_platform(path, state_dir=Path(old.state_dir), port=old.port, host=old.host)
+        )
+        self.platform = loaded
+        self.core.reload(loaded, _now())
+        self.metrics.adopt(loaded)
+        self._flush()
+        return loaded
+
+    def request_reload(self) -> None:
+        """Reload in the background (SIGHUP); a wrong file is reported and changes nothing."""
+        task = asyncio.create_task(self._reload_quietly())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reload_quietly(self) -> None:
+        try:
+            await self.reload()
+        except ConfigError as error:
+            self.core.cell.audit("reload", _now(), refused=[str(mistake) for mistake in error.mistakes])
+            self._flush()

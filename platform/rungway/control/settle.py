@@ -1,0 +1,282 @@
+"""Closing the books: every path on which a request can end comes through here exactly once.
+
+A granted request is closed when both sides have spoken: the gateway's Finish (what the client got) and an AttemptEnd
+from each replica that worked on it (what the engine did). A side that died is replaced by what is known of it.
+"""
+
+from __future__ import annotations
+
+from rungway.clock import NS_PER_S
+from rungway.contracts import Price
+from rungway.control.cell import Cell, Now, Orphan
+from rungway.control.flight import Flight, ledger_row
+from rungway.control.line import dequeue
+from rungway.control.pool import thresholds
+from rungway.control.refuse import FREE, refuse, refuse_retry
+from rungway.messages import AttemptAck, FinishAck
+from rungway.outcomes import Code, Outcome
+from rungway.types import AttemptEnd, Billing, Finish, LedgerRow
+
+# A tenant's breaker counts what its requests did to the engine; losing a replica or a client is not its fault.
+_BREAKER_FAILURES = frozenset({Outcome.ERROR})
+_BREAKER_SUCCESSES = frozenset({Outcome.COMPLETED, Outcome.LENGTH})
+ORPHANS_MAX = 10_000
+
+
+def finished(cell: Cell, gateway_id: str, finish: Finish, now: Now) -> None:
+    """The gateway's side. Acknowledged with this turn's commit; a repeated Finish is acknowledged again."""
+    flight = cell.flights.get(finish.request_id)
+    if flight is None:
+        cell.effects.held.append((gateway_id, FinishAck([finish.request_id])))
+        return
+    if flight.finish is None:
+        flight.finish = finish
+        flight.finish_ns = now.mono_ns
+        if flight.entry is not None:
+            dequeue(cell, flight)
+        _learn(flight, finish, now)
+    close_if_settled(cell, flight, now)
+
+
+def _learn(flight: Flight, finish: Finish, now: Now) -> None:
+    state = flight.state
+    if finish.outcome in _BREAKER_FAILURES:
+        state.breaker.record(False, now.mono_ns)
+    elif finish.outcome in _BREAKER_SUCCESSES:
+        state.breaker.record(True, now.mono_ns)
+    else:
+        state.breaker.abandon()
+    if flight.granted_ns:
+        state.learn_service((now.mono_ns - flight.granted_ns) / NS_PER_S)
+
+
+def attempt_ended(cell: Cell, replica_id: str, end: AttemptEnd, now: Now) -> None:
+    """The engine's side: capacity is free at once, the row waits for the gateway."""
+    cell.effects.attempts.append(end)
+    cell.effects.held.append((replica_id, AttemptAck([(end.request_id, end.attempt)])))
+    flight = cell.flights.get(end.request_id)
+    if flight is None:
+        _late_end(cell, end, now)
+        return
+    attempt = flight.attempts.get(end.attempt)
+    if attempt is None or attempt.end is not None:
+        return
+    attempt.end = end
+    pool = cell.pools[flight.pool]
+    pool.release(attempt, flight.state)
+    usage = end.usage
+    owed = 2.0 * (usage.output_tokens - attempt.emitted) - usage.cached_tokens
+    attempt.emitted = max(attempt.emitted, usage.output_tokens)
+    pool.queue.charge(end.billing.tenant, flight.band, owed)
+    if end.finish in ("stop", "length"):
+        cell.predictor.observe(end.billing.tenant, flight.pool, usage.output_tokens // max(1, attempt.sequences))
+        breaker = pool.breakers.get(replica_id)
+        if breaker is not None:
+            breaker.record(True, now.mono_ns)
+    close_if_settled(cell, flight, now)
+
+
+def _late_end(cell: Cell, end: AttemptEnd, now: Now) -> None:
+    """Engine output of a request that is closed or was never seen here."""
+    delivered = cell.settled.get(end.request_id)
+    if delivered is not None:
+        extra = end.usage.output_tokens - delivered.get(end.attempt, 0)
+        if extra > 0:
+            cell.effects.waste.append((end.request_id, extra))
+            delivered[end.attempt] = end.usage.output_tokens
+        return
+    if len(cell.orphans) < ORPHANS_MAX:
+        cell.orphans[(end.request_id, end.attempt)] = Orphan(end, now.mono_ns)
+    else:
+        _write_orphan(cell, [end], now)
+
+
+def progress(cell: Cell, request_id: str, number: int, emitted: int, now: Now) -> None:
+    """Output so far: charged to the fair queue as it streams, topped up where it passes what was reserved."""
+    flight = cell.flights.get(request_id)
+    attempt = flight.attempts.get(number) if flight is not None else None
+    if flight is None or attempt is None or attempt.end is not None or emitted <= attempt.emitted:
+        return
+    cell.pools[flight.pool].queue.charge(flight.ask.tenant, flight.band, 2.0 * (emitted - attempt.emitted))
+    attempt.emitted = emitted
+    over = emitted - attempt.output_reserved
+    if over > 0:
+        flight.state.tokens.take(over, now.mono_ns)
+        flight.held_tokens += over
+        attempt.output_reserved += over
+
+
+def close_if_settled(cell: Cell, flight: Flight, now: Now) -> None:
+    if not flight.settled():
+        return
+    if flight.finish is not None:
+        outcome, code = flight.finish.outcome, flight.finish.code or ""
+    else:
+        outcome, code = Outcome.GATEWAY_LOST, ""
+    price = flight.grant.price if flight.grant is not None else FREE
+    row = ledger_row(flight, price, outcome, code, now.wall_ns, thresholds(cell.platform.ladder))
+    _settle_holds(flight, row, now)
+    flight.land()
+    if flight.retrying:
+        flight.state.retries.end()
+    cell.effects.rows.append(row)
+    cell.effects.held.append((flight.ask.gateway_id, FinishAck([flight.ask.request_id])))
+    del cell.flights[flight.ask.request_id]
+    emitted = {n: a.end.usage.output_tokens for n, a in flight.attempts.items() if a.end is not None}
+    known = flight.finish.delivered if flight.finish is not None else {}
+    cell.remember(flight.ask.request_id, {**known, **emitted})
+    _note_slo(cell, flight, row)
+
+
+def _settle_holds(flight: Flight, row: LedgerRow, now: Now) -> None:
+    """Held becomes used: the difference goes back, or is taken where more was used than held."""
+    state = flight.state
+    used = row.prompt_tokens + row.output_tokens
+    if flight.held_tokens > used:
+        state.tokens.give_back(flight.held_tokens - used, now.mono_ns)
+    elif used > flight.held_tokens:
+        state.tokens.take(used - flight.held_tokens, now.mono_ns)
+    state.budget.settle(flight.held_nusd, row.cost_nusd, now.wall_ns)
+    flight.held_tokens = flight.held_nusd = 0
+
+
+def _note_slo(cell: Cell, flight: Flight, row: LedgerRow) -> None:
+    if row.slo_met is not None and flight.pool in cell.pools:
+        cell.pools[flight.pool].note_slo(row.tenant_class, bool(row.slo_met))
+
+
+def replica_lost(cell: Cell, replica_id: str, now: Now) -> None:
+    """Its attempts have no engine side any more. Their emitted tokens come later from the node's token log, if at all."""
+    info = cell.replicas.pop(replica_id, None)
+    if info is None:
+        return
+    pool = cell.pools.get(info.tier)
+    for flight in list(cell.flights.values()):
+        for attempt in flight.attempts.values():
+            if attempt.replica_id == replica_id and attempt.end is None and attempt.lost_ns is None:
+                attempt.lost_ns = now.mono_ns
+                if pool is not None:
+                    pool.release(attempt, flight.state)
+                close_if_settled(cell, flight, now)
+    if pool is not None:
+        pool.drop(replica_id)
+
+
+def gateway_lost(cell: Cell, gateway_id: str, now: Now) -> None:
+    """Its clients are gone with it. Replicas notice by themselves, stop, and report what they had emitted."""
+    cell.gateways.discard(gateway_id)
+    for flight in [f for f in cell.flights.values() if f.ask.gateway_id == gateway_id]:
+        flight.gateway_lost_ns = now.mono_ns
+        if flight.attempts and flight.entry is None:
+            close_if_settled(cell, flight, now)
+
+
+def sweep(cell: Cell, now: Now) -> None:
+    """Bounds on waiting: queue time-outs and deadlines, engine sides that never came, orphans nobody claimed."""
+    spec = cell.platform.controller
+    for flight in list(cell.flights.values()):
+        lost_ns = flight.gateway_lost_ns
+        if lost_ns is not None and not flight.open_attempts():
+            if now.mono_ns - lost_ns > spec.orphan_wait_s * NS_PER_S:
+                _abandon(cell, flight, now)
+        elif flight.entry is not None:
+            _expire(cell, flight, now)
+        elif flight.finish is not None and now.mono_ns - flight.finish_ns > spec.lost_wait_s * NS_PER_S:
+            for attempt in flight.open_attempts():
+                attempt.lost_ns = now.mono_ns
+                cell.pools[flight.pool].release(attempt, flight.state)
+            close_if_settled(cell, flight, now)
+    limit_ns = int(spec.orphan_wait_s * NS_PER_S)
+    ripe: dict[str, list[AttemptEnd]] = {}
+    for key, orphan in list(cell.orphans.items()):
+        if now.mono_ns - orphan.since_ns > limit_ns and key[0] not in cell.flights:
+            ripe.setdefault(key[0], []).append(orphan.end)
+            del cell.orphans[key]
+    for ends in ripe.values():
+        _write_orphan(cell, ends, now)
+
+
+def _abandon(cell: Cell, flight: Flight, now: Now) -> None:
+    """Its gateway did not come back and no engine works on it: close it as it stands."""
+    dequeue(cell, flight)
+    close_if_settled(cell, flight, now)
+
+
+def _expire(cell: Cell, flight: Flight, now: Now) -> None:
+    entry = flight.entry
+    assert entry is not None
+    waited_ns = now.mono_ns - flight.enqueued_ns
+    late = not flight.retrying and now.mono_ns > entry.deadline_ns
+    if not late and waited_ns <= cell.platform.controller.queue_timeout_s * NS_PER_S:
+        return
+    pool = cell.pools[flight.pool]
+    retry_s = pool.drain.retry_after_s(float(flight.state.queued_tokens.get(flight.pool, 0)), now.mono_ns)
+    dequeue(cell, flight)
+    if flight.retrying:
+        refuse_retry(cell, flight, now)
+    elif late:
+        refuse(
+            cell, flight, Code.DEADLINE_UNREACHABLE, "The deadline passed while waiting for a replica.", retry_s, now
+        )
+    else:
+        refuse(cell, flight, Code.OVERLOADED, "No replica became free within the queue's time limit.", retry_s, now)
+
+
+def _write_orphan(cell: Cell, ends: list[AttemptEnd], now: Now) -> None:
+    """A row from the replica's own report alone: the gateway died and this controller never saw the request."""
+    ends.sort(key=lambda end: end.attempt)
+    last = ends[-1]
+    billing, price = last.billing, last.billing.price
+    output = last.usage.output_tokens
+    waste = sum(end.usage.output_tokens for end in ends[:-1])
+    cost = price.cost_nusd(
+        input_tokens=last.usage.prompt_tokens, cached_tokens=last.usage.cached_tokens, output_tokens=output
+    )
+    cell.effects.rows.append(_orphan_row(last, billing, price, output, waste, cost, len(ends)))
+    state = cell.tenants.get(billing.tenant)
+    if state is not None:
+        state.budget.settle(0, cost, now.wall_ns)
+    cell.remember(last.request_id, {end.attempt: end.usage.output_tokens for end in ends})
+
+
+def _orphan_row(
+    last: AttemptEnd, billing: Billing, price: Price, output: int, waste: int, cost: int, attempts: int
+) -> LedgerRow:
+    return LedgerRow(
+        request_id=last.request_id,
+        started_wall_ns=billing.received_wall_ns,
+        ended_wall_ns=last.ended_wall_ns,
+        tenant=billing.tenant,
+        key_id=billing.key_id,
+        tenant_class=billing.tenant_class,
+        risk=billing.risk,
+        action=billing.action,
+        endpoint=billing.endpoint,
+        model=billing.model,
+        tier=billing.tier,
+        version=billing.version,
+        rung=billing.rung,
+        degraded=",".join(billing.degraded),
+        reason=billing.reason,
+        outcome=Outcome.GATEWAY_LOST,
+        code="",
+        prompt_tokens=last.usage.prompt_tokens,
+        cached_tokens=last.usage.cached_tokens,
+        output_tokens=output,
+        wasted_tokens=waste,
+        cost_nusd=cost,
+        price_input=price.input,
+        price_cached_input=price.cached_input,
+        price_output=price.output,
+        attempts=attempts,
+        replica_id=last.replica_id,
+        gateway_id=billing.gateway_id,
+        session=billing.session or "",
+        cache="off",
+        queue_wait_ms=0.0,
+        ttft_ms=None,
+        tpot_ms=None,
+        e2e_ms=None,
+        slo_met=None,
+        decision="{}",
+    )
