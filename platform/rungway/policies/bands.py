@@ -1,0 +1,151 @@
+"""One class of waiting requests: its tenants' queues and counters, and its account against the other classes.
+
+The parts of `fairness.FairQueue`, which says how they work together.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from enum import Enum
+
+
+class Verdict(Enum):
+    """The judge's answer about one entry.
+
+    TAKE it. SKIP: not for this pool, look at the tenant's next entry. SKIP_TENANT: its tenant is at a cap, the next
+    tenant's turn. STOP: it should run but does not fit now; nobody of its band and no lower band may have the place.
+    """
+
+    TAKE = "take"
+    SKIP = "skip"
+    SKIP_TENANT = "skip_tenant"
+    STOP = "stop"
+
+
+class Queued:
+    """One waiting request. `band` indexes CLASS_ORDER; `cost` is what dispatch charges, in weighted tokens;
+    `deadline_ns` is monotonic (a large number = none)."""
+
+    __slots__ = ("band", "cost", "deadline_ns", "enqueued_ns", "payload", "request_id", "seq", "tenant", "weight")
+
+    def __init__(
+        self,
+        request_id: str,
+        tenant: str,
+        band: int,
+        weight: float,
+        cost: float,
+        deadline_ns: int,
+        enqueued_ns: int,
+        payload: object = None,
+    ) -> None:
+        self.request_id = request_id
+        self.tenant = tenant
+        self.band = band
+        self.weight = weight
+        self.cost = cost
+        self.deadline_ns = deadline_ns
+        self.enqueued_ns = enqueued_ns
+        self.payload = payload
+        self.seq = -1  # place of arrival, given by `push`: first in, first out among equal deadlines
+
+
+Judge = Callable[[Queued], Verdict]
+
+
+class Flow:
+    """One tenant in one band. `counter` is service / weight; `waiting` is sorted by (deadline, arrival)."""
+
+    __slots__ = ("counter", "order", "tenant", "waiting", "weight")
+
+    def __init__(self, tenant: str, weight: float, order: int) -> None:
+        self.tenant = tenant
+        self.weight = weight
+        self.order = order
+        self.counter = 0.0
+        self.waiting: list[tuple[int, int, Queued]] = []
+
+
+# How many dispatches a band remembers of what its requests turned out to cost, and how many make evidence.
+_COST_MEMORY = 64
+_COST_EVIDENCE = 32
+_COST_RATIO_MIN, _COST_RATIO_MAX = 0.1, 1000.0
+
+
+class Band:
+    """One class: its tenants and its account against the other classes.
+
+    `ready` holds the flows that wait, sorted by (counter, order). `owed` is how many weighted tokens the band is behind
+    (> 0) or ahead (< 0) of its minimum share. Dispatch knows only `cost`; output is charged later. So the band learns
+    what its requests cost in the end per token of `cost`, and the account weighs dispatches by that.
+    """
+
+    __slots__ = ("charged", "depth", "dispatched", "dispatches", "flows", "last", "owed", "passed", "ready", "share")
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.owed = 0.0
+        self.depth = 0
+        self.flows: dict[str, Flow] = {}
+        self.ready: list[tuple[float, int, Flow]] = []
+        self.last: Flow | None = None
+        self.passed: list[Flow] = []
+        self.dispatched = 0.0
+        self.charged = 0.0
+        self.dispatches = 0
+
+    def weigh(self, cost: float) -> float:
+        """Expected total cost of a request that dispatch charges with `cost`."""
+        if self.dispatches < _COST_EVIDENCE or self.dispatched <= 0.0:
+            return cost
+        ratio = 1.0 + self.charged / self.dispatched
+        return cost * min(max(ratio, _COST_RATIO_MIN), _COST_RATIO_MAX)
+
+    def remember(self, cost: float) -> None:
+        keep = 1.0 - 1.0 / _COST_MEMORY
+        self.dispatched = self.dispatched * keep + cost
+        self.charged *= keep
+        self.dispatches += 1
+
+    def enter(self, flow: Flow) -> None:
+        """The flow becomes backlogged: lift it to the lowest waiting counter, or to the last to leave."""
+        floor = self.ready[0][0] if self.ready else self.last.counter if self.last is not None else flow.counter
+        flow.counter = max(flow.counter, floor)
+        insort(self.ready, (flow.counter, flow.order, flow))
+
+    def leave(self, flow: Flow) -> None:
+        del self.ready[bisect_left(self.ready, (flow.counter, flow.order, flow))]
+        self.last = flow
+
+    def charge(self, flow: Flow, weighted_tokens: float) -> None:
+        self._move(flow, flow.counter + weighted_tokens / flow.weight)
+
+    def overtake(self, flow: Flow) -> None:
+        """`flow` is served although the flows passed at their caps had smaller counters: lift those to its level. A cap
+        earns no credit either, and a capped flow must not hold down the level to which newcomers are lifted."""
+        for other in self.passed:
+            if other.counter < flow.counter:
+                self._move(other, flow.counter)
+
+    def _move(self, flow: Flow, counter: float) -> None:
+        if flow.waiting:
+            del self.ready[bisect_left(self.ready, (flow.counter, flow.order, flow))]
+            insort(self.ready, (counter, flow.order, flow))
+        flow.counter = counter
+
+    def walk(self, judge: Judge) -> tuple[Queued | None, bool]:
+        """The first entry, by counter and deadline, that the judge takes (entry, True) or stops at (entry, False);
+        (None, False) when nothing in the band may run."""
+        self.passed.clear()
+        for _, _, flow in self.ready:
+            for _, _, entry in flow.waiting:
+                verdict = judge(entry)
+                if verdict is Verdict.TAKE:
+                    return entry, True
+                if verdict is Verdict.STOP:
+                    return entry, False
+                if verdict is Verdict.SKIP_TENANT:
+                    self.passed.append(flow)
+                    break
+        return None, False

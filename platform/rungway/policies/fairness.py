@@ -1,0 +1,186 @@
+"""Who is served next: bands by class with minimum shares, weighted VTC over tenants, earliest deadline inside a tenant.
+
+Inside a band this is the Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024),
+weighted: every token a tenant is served adds price / weight to its counter, input at dispatch and output as it streams;
+the smallest counter is next; a tenant that comes back from idle is lifted to the others' level, so idleness earns no
+credit. Two tenants that both keep waiting then differ by at most 2U in W / weight, U = max(input_max, 2 x tokens in
+flight). The bound needs that nobody overtakes a request that does not fit: see `Verdict.STOP`.
+
+Between bands the higher class goes first, except that a band which has been given less than its minimum share while it
+waited goes before it. What a band takes beyond its share while nobody claims it is lent, never held against it.
+
+Cost per operation: O(log n) plus a memory move over the tenants that wait in the band; `select` calls the judge once per
+entry that it has to pass. The number of entries is bounded by the caller (queue_max per tenant).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+
+from rungway.contracts import CLASS_ORDER
+from rungway.policies.bands import Band, Flow, Judge, Queued, Verdict
+
+__all__ = ["FairQueue", "Judge", "Queued", "Verdict"]
+
+
+class FairQueue:
+    """The waiting requests of one pool. `shares`: minimum share per class name, 0 to 1; scaled down if they exceed 1."""
+
+    __slots__ = ("_bands", "_index", "_orders", "_seq", "_unit", "_weights")
+
+    def __init__(self, shares: Mapping[str, float]) -> None:
+        self._bands = [Band(0.0) for _ in CLASS_ORDER]
+        self._index: dict[str, Queued] = {}
+        self._weights: dict[str, float] = {}
+        self._orders = 0
+        self._seq = 0
+        self._unit = 0.0  # largest request seen since the queue was last empty: how far an account may run
+        self.set_shares(shares)
+
+    def set_shares(self, shares: Mapping[str, float]) -> None:
+        """Take new minimum shares after a reload."""
+        total = max(1.0, sum(shares.values()))
+        for band, name in zip(self._bands, CLASS_ORDER, strict=True):
+            band.share = shares.get(name, 0.0) / total
+
+    def set_weight(self, tenant: str, weight: float) -> None:
+        """Make a tenant known, or change its weight for all charges from now on."""
+        assert weight > 0
+        self._weights[tenant] = weight
+        for band in self._bands:
+            if (flow := band.flows.get(tenant)) is not None:
+                flow.weight = weight
+
+    def push(self, entry: Queued) -> None:
+        """Add a request; its weight becomes its tenant's weight."""
+        assert entry.request_id not in self._index, f"{entry.request_id} is queued already"
+        if self._weights.get(entry.tenant) != entry.weight:
+            self.set_weight(entry.tenant, entry.weight)
+        band = self._bands[entry.band]
+        flow = self._flow(band, entry.tenant, entry.weight)
+        if not flow.waiting:
+            band.enter(flow)
+        entry.seq = self._seq
+        self._seq += 1
+        insort(flow.waiting, (entry.deadline_ns, entry.seq, entry))
+        band.depth += 1
+        self._index[entry.request_id] = entry
+        self._unit = max(self._unit, band.weigh(entry.cost))
+
+    def remove(self, request_id: str) -> Queued | None:
+        """Take a request out without serving it (client gone, deadline passed); None if it does not wait here."""
+        entry = self._index.get(request_id)
+        if entry is not None:
+            self._detach(entry)
+        return entry
+
+    def select(self, judge: Judge) -> Queued | None:
+        """Remove, charge and return the next request that the judge takes, or None. The judge must not change the
+        queue.
+
+        First the bands that are owed service, then all in class order. A STOP keeps its own and all lower bands from
+        the place, except those that are owed service themselves; a band that is owed a whole such request keeps
+        everybody from it, or small requests of others would eat every gap before a big one fits.
+        """
+        barrier = len(self._bands)
+        claimants = [band for band in self._bands if band.owed > 0.0 and band.depth]
+        for band in claimants:
+            entry, taken = band.walk(judge)
+            if taken and entry is not None:
+                return self._take(band, entry)
+            if entry is not None:
+                if band.owed >= band.weigh(entry.cost):
+                    return None
+                barrier = min(barrier, entry.band)
+        for band in self._bands[:barrier]:
+            if band.depth and band not in claimants:
+                entry, taken = band.walk(judge)
+                if taken and entry is not None:
+                    return self._take(band, entry)
+                if entry is not None:
+                    return None
+        return None
+
+    def charge(self, tenant: str, band: int, weighted_tokens: float) -> None:
+        """Add service of a running request (output x 2 as it streams; corrections may be negative). Ignored for a
+        tenant that is not known here (never pushed nor given a weight, or forgotten)."""
+        weight = self._weights.get(tenant)
+        if weight is None:
+            return
+        its_band = self._bands[band]
+        its_band.charge(self._flow(its_band, tenant, weight), weighted_tokens)
+        its_band.charged += weighted_tokens
+
+    def counter(self, tenant: str, band: int) -> float:
+        """Service / weight so far, lifts included; 0.0 for an unknown tenant."""
+        flow = self._bands[band].flows.get(tenant)
+        return 0.0 if flow is None else flow.counter
+
+    def depth(self, tenant: str | None = None, band: int | None = None) -> int:
+        """Waiting requests: all, of a tenant, of a band, or of a tenant in a band."""
+        if tenant is None:
+            return len(self._index) if band is None else self._bands[band].depth
+        bands = self._bands if band is None else (self._bands[band],)
+        return sum(len(flow.waiting) for each in bands if (flow := each.flows.get(tenant)) is not None)
+
+    def entries(self) -> Iterator[Queued]:
+        """All waiting requests, by arrival. The queue must not change meanwhile: copy first."""
+        return iter(self._index.values())
+
+    def forget(self, tenant: str) -> list[Queued]:
+        """Drop a tenant that left the configuration, with its counters; returns what it still had waiting."""
+        gone: list[Queued] = []
+        for band in self._bands:
+            if (flow := band.flows.get(tenant)) is not None:
+                gone += [entry for _, _, entry in flow.waiting]
+        for entry in gone:
+            self._detach(entry)
+        for band in self._bands:
+            band.flows.pop(tenant, None)
+        self._weights.pop(tenant, None)
+        return gone
+
+    def _flow(self, band: Band, tenant: str, weight: float) -> Flow:
+        flow = band.flows.get(tenant)
+        if flow is None:
+            flow = band.flows[tenant] = Flow(tenant, weight, self._orders)
+            self._orders += 1
+        return flow
+
+    def _detach(self, entry: Queued) -> None:
+        band = self._bands[entry.band]
+        flow = band.flows[entry.tenant]
+        del flow.waiting[bisect_left(flow.waiting, (entry.deadline_ns, entry.seq, entry))]
+        if not flow.waiting:
+            band.leave(flow)
+        band.depth -= 1
+        del self._index[entry.request_id]
+        if not self._index:
+            self._unit = 0.0
+
+    def _take(self, band: Band, entry: Queued) -> Queued:
+        self._account(band, band.weigh(entry.cost))
+        band.remember(entry.cost)
+        flow = band.flows[entry.tenant]
+        band.overtake(flow)
+        self._detach(entry)
+        band.charge(flow, entry.cost)
+        return entry
+
+    def _account(self, served: Band, cost: float) -> None:
+        """Credit every waiting band with its share of `cost` and debit the served one.
+
+        A band that waits cannot be owed more than two largest requests (which it reaches only when it cannot run), and
+        an idle one is never owed anything; but what it overdrew is paid off while it is idle, too. A band served in
+        class order, not by its claim, used what nobody claimed: no debit.
+        """
+        limit = 2.0 * max(self._unit, cost)
+        for band in self._bands:
+            if band is served:
+                if band.owed > 0.0:
+                    band.owed += (band.share - 1.0) * cost
+            elif band.depth:
+                band.owed = min(limit, band.owed + band.share * cost)
+            else:
+                band.owed = min(0.0, band.owed + band.share * cost)

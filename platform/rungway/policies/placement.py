@@ -1,0 +1,138 @@
+"""Which replica of a pool gets a request: session affinity as a hint, room and liveness first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+
+_MASK = (1 << 64) - 1
+
+
+class ReplicaView:
+    """What the controller knows about one replica. `running` sequences and `tokens` are those granted by us and not
+    ended; the report of the replica itself only has to be fresh (`reported_ns`, monotonic)."""
+
+    __slots__ = (
+        "breaker_open",
+        "draining",
+        "hash_seed",
+        "kv_tokens",
+        "max_num_seqs",
+        "replica_id",
+        "reported_ns",
+        "running",
+        "tier",
+        "tokens",
+        "version",
+    )
+
+    def __init__(
+        self,
+        replica_id: str,
+        tier: str,
+        version: str,
+        max_num_seqs: int,
+        kv_tokens: int,
+        *,
+        reported_ns: int = 0,
+        running: int = 0,
+        tokens: int = 0,
+        draining: bool = False,
+        breaker_open: bool = False,
+    ) -> None:
+        self.replica_id = replica_id
+        self.tier = tier
+        self.version = version
+        self.max_num_seqs = max_num_seqs
+        self.kv_tokens = kv_tokens
+        self.reported_ns = reported_ns
+        self.running = running
+        self.tokens = tokens
+        self.draining = draining
+        self.breaker_open = breaker_open
+        self.hash_seed = _digest(replica_id)
+
+    @property
+    def ready(self) -> bool:
+        """May take new work at all: neither draining nor behind an open breaker."""
+        return not (self.draining or self.breaker_open)
+
+
+def choose(
+    views: Iterable[ReplicaView],
+    *,
+    sequences: int,
+    tokens: int,
+    session: str | None,
+    avoid: frozenset[str],
+    now_ns: int,
+    stale_ns: int,
+    factor: float,
+) -> ReplicaView | None:
+    """The replica for `sequences` sequences that hold `tokens` tokens together, or None when none has room.
+
+    A replica takes floor(factor x max_num_seqs) sequences and kv_tokens tokens; one whose report is older than
+    `stale_ns` counts as full. A session goes to its rendezvous replica (highest hash of session and replica, so that
+    every caller agrees without a table and a lost replica moves only its own sessions) while that one has room, else
+    to the least loaded, ties by id. A replica in `avoid` (it failed this request) is taken only if no other is ready.
+    """
+    ready = [view for view in views if not (view.draining or view.breaker_open)]
+    if avoid:
+        ready = [view for view in ready if view.replica_id not in avoid] or ready
+    fresh = [view for view in ready if now_ns - view.reported_ns <= stale_ns]
+    if session is not None and fresh:
+        home = _home(fresh, session)
+        if _has_room(home, sequences, tokens, factor):
+            return home
+    best: ReplicaView | None = None
+    best_load = 0.0
+    for view in fresh:
+        if _has_room(view, sequences, tokens, factor):
+            load = _load(view, factor)
+            if best is None or (load, view.replica_id) < (best_load, best.replica_id):
+                best, best_load = view, load
+    return best
+
+
+def saturation(views: Iterable[ReplicaView], *, now_ns: int, stale_ns: int, factor: float) -> float:
+    """In flight / capacity over the ready replicas, by sequences or by tokens, whichever is fuller; a stale replica
+    counts as full, and a pool without a ready replica as 1.0. Top-ups may push it above 1.0."""
+    running = slots = tokens = room = 0
+    for view in views:
+        if not view.ready:
+            continue
+        stale = now_ns - view.reported_ns > stale_ns
+        capacity = int(factor * view.max_num_seqs)
+        slots += capacity
+        room += view.kv_tokens
+        running += max(view.running, capacity) if stale else view.running
+        tokens += max(view.tokens, view.kv_tokens) if stale else view.tokens
+    if slots == 0 or room == 0:
+        return 1.0
+    return max(running / slots, tokens / room)
+
+
+def _has_room(view: ReplicaView, sequences: int, tokens: int, factor: float) -> bool:
+    return view.running + sequences <= int(factor * view.max_num_seqs) and view.tokens + tokens <= view.kv_tokens
+
+
+def _load(view: ReplicaView, factor: float) -> float:
+    """Share in use of what is scarcer; only for replicas with room, whose capacity is therefore not zero."""
+    return max(view.running / max(1, int(factor * view.max_num_seqs)), view.tokens / max(1, view.kv_tokens))
+
+
+def _home(views: list[ReplicaView], session: str) -> ReplicaView:
+    seed = _digest(session)
+    return max(views, key=lambda view: (_mix(seed ^ view.hash_seed), view.replica_id))
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+
+
+def _mix(value: int) -> int:
+    """Bijective 64-bit finaliser (the constants of SplitMix64): one xor of two digests alone would not be uniform
+    between replicas."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
