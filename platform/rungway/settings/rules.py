@@ -248,7 +248,7 @@ def zone() -> Rule:
         if value != "UTC":
             try:
                 ZoneInfo(value)
-            except (OSError, LookupError) as error:
+            except (OSError, LookupError, ValueError) as error:
                 raise ValueError(f"there is no timezone {show(value)}") from error
         return value
 

@@ -29,7 +29,7 @@ class Rung(Section):
 
 
 def _default_rungs() -> list[Rung]:
-    enter = (0.0, 0.9, 0.95, 1.0, 1.1, 1.3, 1.6, 2.0)
+    enter = (0.0, 0.9, 0.95, 1.0, 1.1, 2.0, 4.0, 8.0)
     return [Rung(name=name, enter=at) for name, at in zip(RUNGS, enter, strict=True)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -12,10 +11,7 @@ from pydantic_core import ErrorDetails
 from rungway.errors import Mistake
 from rungway.settings.rules import NULL_TEXT, Names, Rule, close, show
 from rungway.settings.section import Section
-from rungway.settings.yaml_lines import Document, Path_, show_path
-
-_KEY_TEXT = re.compile(r"\brw_[a-z0-9-]*_[A-Za-z0-9_-]{4,}")
-
+from rungway.settings.yaml_lines import Document, Path_, redact, show_path
 
 S = TypeVar("S", bound=Section)
 
@@ -30,14 +26,15 @@ def validate(
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             path, message = _explain(model, detail)
+            if path in document.unread:
+                continue
             mistakes.append(mistake(document, path, message, prefix))
         return None
 
 
 def mistake(document: Document, path: Path_, message: str, prefix: Path_ = ()) -> Mistake:
     """A mistake on the line of `path`. Anything that looks like a key is cut out of the words."""
-    shown = _KEY_TEXT.sub("rw_***", show_path((*prefix, *path)) or "file")
-    return Mistake(document.file, document.line(path), shown, _KEY_TEXT.sub("rw_***", message))
+    return Mistake(document.file, document.line(path), show_path((*prefix, *path)), redact(message))
 
 
 def _explain(model: type[BaseModel], detail: ErrorDetails) -> tuple[Path_, str]:

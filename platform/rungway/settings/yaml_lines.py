@@ -22,9 +22,10 @@ DEPTH_MAX = 40
 VALUES_MAX = 200_000
 FILE_BYTES_MAX = 4_000_000
 
-_STR, _INT, _FLOAT, _BOOL, _NULL, _MERGE = (
-    f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "merge")
+_STR, _INT, _FLOAT, _BOOL, _NULL, _MERGE, _MAP, _SEQ = (
+    f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "merge", "map", "seq")
 )
+_KEY_TEXT = re.compile(r"\brw_[a-z0-9-]*_[A-Za-z0-9_-]{4,}")
 _NUMBER_START = list("-+.0123456789")
 
 
@@ -53,6 +54,7 @@ class Document:
     file: str
     data: Any
     lines: dict[Path_, int]
+    unread: frozenset[Path_] = frozenset()  # values that could not be read at all, and were complained about
 
     def line(self, path: Path_) -> int:
         """Line of `path`, or of the nearest thing that contains it."""
@@ -81,7 +83,7 @@ def parse_document(name: str, raw: bytes, mistakes: list[Mistake]) -> Document |
         node = yaml.compose(raw, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        mistakes.append(Mistake(name, line, "file", f"is not valid YAML: {error.problem}"))
+        mistakes.append(Mistake(name, line, "file", f"is not valid YAML: {redact(str(error.problem))}"))
         return None
     except (yaml.YAMLError, RecursionError) as error:
         mistakes.append(Mistake(name, 1, "file", f"is not valid YAML ({type(error).__name__})"))
@@ -92,7 +94,7 @@ def parse_document(name: str, raw: bytes, mistakes: list[Mistake]) -> Document |
         if not walk.found:
             mistakes.append(Mistake(name, 1, "file", "is empty or not a mapping (allowed: `name: value` lines)"))
         return None
-    return Document(name, data, walk.lines)
+    return Document(name, data, walk.lines, frozenset(walk.unread))
 
 
 class _Walk:
@@ -103,13 +105,18 @@ class _Walk:
         self.mistakes = mistakes
         self.lines: dict[Path_, int] = {}
         self.found = False
+        self.unread: set[Path_] = set()
         self._values = 0
         self._full = False
         self._open: set[int] = set()  # nodes being walked, to see one inside itself
 
     def wrong(self, node: yaml.Node, path: Path_, message: str) -> None:
         self.found = True
-        self.mistakes.append(Mistake(self.file, node.start_mark.line + 1, show_path(path) or "file", message))
+        self.mistakes.append(Mistake(self.file, node.start_mark.line + 1, show_path(path), redact(message)))
+
+    def unreadable(self, node: yaml.Node, path: Path_, message: str) -> None:
+        self.wrong(node, path, message)
+        self.unread.add(path)
 
     def value(self, node: yaml.Node, path: Path_) -> Any:
         self._values += 1
@@ -122,7 +129,10 @@ class _Walk:
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
         if id(node) in self._open:
-            self.wrong(node, path, "contains itself")
+            self.unreadable(node, path, "contains itself")
+            return None
+        if node.tag not in (_MAP, _SEQ):
+            self.unreadable(node, path, f"has the tag {node.tag}, which is not allowed (write plain values)")
             return None
         self._open.add(id(node))
         try:
@@ -151,7 +161,7 @@ class _Walk:
                     )
                 except ValueError:  # thousands of digits, or a tag written by hand
                     return text
-        self.wrong(node, path, f"has the tag {node.tag}, which is not allowed (write plain values)")
+        self.unreadable(node, path, f"has the tag {node.tag}, which is not allowed (write plain values)")
         return None
 
     def _mapping(self, node: yaml.MappingNode, path: Path_) -> dict[str, Any]:
@@ -179,9 +189,14 @@ class _Walk:
         return {**base, **own}
 
 
+def redact(text: str) -> str:
+    """`text` without anything that looks like an API key: whoever writes a key into a file must not find it in a log."""
+    return _KEY_TEXT.sub("rw_***", text)
+
+
 def show_path(path: Path_) -> str:
-    """`("tiers", "small", "versions", 0)` -> `tiers.small.versions[0]`."""
+    """`("tiers", "small", "versions", 0)` -> `tiers.small.versions[0]`; the whole file is `file`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text
+    return redact(text) or "file"
