@@ -1,0 +1,157 @@
+"""State of one request and of one sequence inside the fake engine, and the profile that sets their pace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rungway.engine.detokenize import Detokenizer
+from rungway.engine.fake_script import FakeVocabulary, Script, Voice, text_of
+from rungway.engine.protocol import EngineUsage, Work
+
+_NS_PER_MS = 1_000_000
+_DELAY_MS_MAX = 3_600_000.0
+_VOCABULARY = FakeVocabulary()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeProfile:
+    """How the fake engine behaves; times in milliseconds. `vocab` can only be "words". `fail`: None, "start" (the engine
+    does not start) or "always" (every request ends with an error)."""
+
+    prefill_ms_per_1k: float = 20.0
+    ttft_ms: float = 5.0
+    tpot_ms: float = 5.0
+    kv_blocks: int = 4096
+    block_tokens: int = 16
+    vocab: str = "words"
+    fail: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.vocab != "words":
+            raise ValueError(f'fake: vocab must be "words", not "{self.vocab}"')
+        if self.fail not in (None, "start", "always"):
+            raise ValueError(f'fake: fail must be null, "start" or "always", not "{self.fail}"')
+        if self.kv_blocks < 1 or self.block_tokens < 1:
+            raise ValueError("fake: kv_blocks and block_tokens must be at least 1")
+
+
+class Request:
+    __slots__ = ("left", "output", "prompt", "started", "streams", "work")
+
+    def __init__(self, work: Work, prompt: int) -> None:
+        self.work = work
+        self.prompt = prompt
+        self.streams: list[Stream] = []
+        self.left = work.sequences
+        self.output = 0
+        self.started = False  # some sequence was prefilled, so the prompt counts
+
+    def usage(self) -> EngineUsage:
+        return EngineUsage(self.prompt if self.started else 0, 0, self.output)
+
+
+class Stream:
+    """One sequence. `position` counts all its tokens, resumed ones too; it may move up to `end`, where `how` says
+    what happens: length | stop | fail | hang. `slot` is the grid time at which it is next looked at, -1 = none."""
+
+    __slots__ = (
+        "attempt",
+        "blocks",
+        "born",
+        "closed",
+        "detokenizer",
+        "due_ns",
+        "end",
+        "first",
+        "how",
+        "index",
+        "order",
+        "plain",
+        "position",
+        "request",
+        "request_id",
+        "room",
+        "slot",
+        "start_ns",
+        "tpot_ns",
+        "voice",
+    )
+
+    def __init__(self, request: Request, index: int, order: tuple[int, int], script: Script) -> None:
+        sampling = request.work.sampling
+        self.request = request
+        self.request_id = request.work.request_id
+        self.attempt = request.work.attempt
+        self.index = index
+        self.order = order
+        self.voice = Voice(request.work, index, script.emit)
+        resumed = request.work.resume[index] if index < len(request.work.resume) else []
+        self.position = self.born = len(resumed)
+        self.blocks = self.room = 0
+        self.slot = self.due_ns = -1
+        self.first = True
+        self.closed = False
+        self.detokenizer: Detokenizer | None = None
+        if sampling.stop or script.emit is not None:
+            self.detokenizer = Detokenizer(_VOCABULARY, sampling.stop)
+            for token in resumed:
+                self.detokenizer.push(token)
+        self.plain = self.detokenizer is None and sampling.logprobs is None
+        self.end = self.position
+        self.how = "length"
+        self.start_ns = self.tpot_ns = 0
+
+    def direct(self, script: Script, profile: FakeProfile, max_context: int) -> None:
+        """Set the stream's pace, where it ends and how."""
+        sampling = self.request.work.sampling
+        end, how = min(sampling.max_tokens, max_context - self.request.prompt), "length"
+        if script.tokens is not None and script.tokens < end:
+            end, how = script.tokens, "stop"
+        if script.eos_after is not None and script.eos_after <= end and not sampling.ignore_eos:
+            end, how = script.eos_after, "stop"
+        if script.emit is not None and len(script.emit) <= end:
+            end, how = len(script.emit), "stop"
+        if script.hang is not None and script.hang <= end:
+            end, how = script.hang, "hang"
+        if script.fail_after is not None and script.fail_after <= end:
+            end, how = script.fail_after, "fail"
+        if profile.fail == "always":
+            end, how = self.position, "fail"
+        self.end, self.how = max(end, self.position), how
+        ttft_ms = profile.ttft_ms if script.ttft_ms is None else script.ttft_ms
+        tpot_ms = profile.tpot_ms if script.tpot_ms is None else script.tpot_ms
+        self.start_ns = int(min(ttft_ms, _DELAY_MS_MAX) * _NS_PER_MS)
+        self.tpot_ns = max(1, int(min(tpot_ms, _DELAY_MS_MAX) * _NS_PER_MS))
+
+    @property
+    def context(self) -> int:
+        return self.request.prompt + self.position
+
+    def speak(self, ids: list[int]) -> tuple[str, int]:
+        """(text that may go out, how many of `ids` were used: fewer than all where a stop string was met)."""
+        if self.detokenizer is None:
+            return text_of(ids), len(ids)
+        parts = []
+        for used, token in enumerate(ids, 1):
+            parts.append(self.detokenizer.push(token))
+            if self.detokenizer.stopped:
+                return "".join(parts), used
+        return "".join(parts), len(ids)
+
+
+def recount(profile: FakeProfile, running: set[Stream], requests: Iterable[Request], free: int) -> list[str]:
+    """Count every block from the streams up; what does not add up, in words."""
+    wrong = []
+    held = sum(stream.blocks for stream in running)
+    if held + free != profile.kv_blocks:
+        wrong.append(f"{held} blocks held + {free} free != {profile.kv_blocks}")
+    for stream in running:
+        room = stream.blocks * profile.block_tokens - stream.context
+        if stream.closed or room != stream.room or room < 0:
+            wrong.append(f"{stream.request_id}/{stream.index}: blocks do not fit its context")
+    for request in requests:
+        for stream in request.streams:
+            if stream not in running and stream.blocks:
+                wrong.append(f"{stream.request_id}/{stream.index}: waits and holds blocks")
+    return wrong
