@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from zlib import crc32
 
-from rungway.control.cell import Cell, Now
+from rungway.clock import NS_PER_MS
+from rungway.control.cell import FREE, Cell, Now
 from rungway.control.dispatch import dispatch, grant_unqueued
 from rungway.control.flight import Flight, ledger_row
 from rungway.control.line import dequeue, enqueue, give_back, hold, tokens_needed
 from rungway.control.pool import over_share, thresholds
-from rungway.control.refuse import FREE, refuse, refuse_retry
+from rungway.control.refuse import refuse, refuse_retry
 from rungway.control.tenant_state import TenantState
 from rungway.messages import Refused, Retry
 from rungway.outcomes import Code
@@ -128,21 +129,27 @@ def requote(cell: Cell, flight: Flight, now: Now, least_rung: int = 0) -> None:
     ask, state = flight.ask, flight.state
     ladder = cell.platform.ladder
     key = crc32((ask.session or ask.request_id).encode())
-    views, rungs = [], {}
+    views, rungs, predicted = [], {}, {}
     for name, pool in cell.pools.items():
         over = over_share(name, cell.tenants.values(), now.mono_ns) if pool.queue.depth() else frozenset()
         scope = (ask.tenant_class, "over" if ask.tenant in over else "within")
-        rung = max(pool.rung(scope, now.mono_ns), least_rung)
-        rungs[name] = effective_rung(rung, state.contract, ladder)
+        rungs[name] = effective_rung(max(pool.scopes[scope].in_force, least_rung), state.contract, ladder)
         flight.pressure[name] = pool.pressures.get(scope, (0.0, "none"))
-        if pool.views or flight.retrying:
-            views.append(pool.tier_view(pool.pick_version(key)))
+        version = pool.pick_version(key)
+        views.append(pool.tier_view(version, backlog(cell, name), now.mono_ns))
+        predicted[name] = cell.predictor.predict(ask.tenant, name, ask.output_bound, version.default_max_tokens)
     flight.rungs = rungs
-    predicted = {
-        name: cell.predictor.predict(ask.tenant, name, ask.output_bound, view.version.default_max_tokens)
-        for name, view in ((view.tier.name, view) for view in views)
-    }
-    flight.quote = quote(ask, state.contract, views, rungs, ladder, cell.quality, predicted)
+    flight.quote = quote(
+        ask,
+        state.contract,
+        views,
+        rungs,
+        ladder,
+        cell.quality,
+        predicted,
+        tenant_tiers=cell.tiers_of(state.contract),
+        waited_ms=(now.mono_ns - flight.enqueued_ns) / NS_PER_MS,
+    )
 
 
 def _take_offer(cell: Cell, flight: Flight, now: Now) -> None:
@@ -208,17 +215,17 @@ def _no_offer(cell: Cell, flight: Flight, now: Now) -> Denied:
         return Denied(code, "No replica of this model is running now.", 3)
     if whys and all(why.startswith("context") for why in whys):
         return Denied(Code.CONTEXT_LENGTH_EXCEEDED, "The prompt is longer than this model's context.")
-    backlog = max((pool.drain.retry_after_s(_backlog(cell, pool.name), now.mono_ns) for pool in pools), default=1)
+    retry_s = max((pool.drain.retry_after_s(backlog(cell, pool.name), now.mono_ns) for pool in pools), default=1)
     if any("deadline" in why for why in whys):
-        return Denied(Code.DEADLINE_UNREACHABLE, "The deadline cannot be met at the present load.", backlog)
+        return Denied(Code.DEADLINE_UNREACHABLE, "The deadline cannot be met at the present load.", retry_s)
     if any("defer" in why for why in whys):
-        return Denied(Code.DEFERRED, "The platform is overloaded and defers this request.", backlog)
+        return Denied(Code.DEFERRED, "The platform is overloaded and defers this request.", retry_s)
     return Denied(
-        Code.NO_CAPACITY, "No way to serve this request is open now: " + "; ".join(sorted(set(whys)))[:300], backlog
+        Code.NO_CAPACITY, "No way to serve this request is open now: " + "; ".join(sorted(set(whys)))[:300], retry_s
     )
 
 
-def _backlog(cell: Cell, pool: str) -> float:
+def backlog(cell: Cell, pool: str) -> float:
     return float(sum(state.queued_tokens.get(pool, 0) for state in cell.tenants.values()))
 
 

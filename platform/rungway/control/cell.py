@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rungway.contracts import Platform
+from rungway.contracts import Platform, Price, Tenant
 from rungway.control.effects import Effects
 from rungway.control.flight import Flight
 from rungway.control.pool import Pool
@@ -17,7 +17,9 @@ from rungway.control.tenant_state import TenantState
 from rungway.messages import ReplicaInfo
 from rungway.policies.quality import QualityModel
 from rungway.policies.reserve import OutputPredictor
-from rungway.types import AttemptEnd, AuditEntry
+from rungway.types import AttemptEnd, AuditEntry, Offer, OfferKind
+
+FREE = Price(input=0, cached_input=0, output=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Cell:
         """Take a validated configuration into force; usage so far is kept. New tiers need a restart."""
         self.platform = platform
         self.version += 1
+        self._tiers: dict[str, frozenset[str]] = {}
         for contract in platform.tenants:
             state = self.tenants.get(contract.name)
             if state is None:
@@ -74,6 +77,19 @@ class Cell:
                 self.pools[tier.name].tier = tier
             else:
                 self.pools[tier.name] = Pool(tier, platform.controller)
+
+    def tiers_of(self, contract: Tenant) -> frozenset[str]:
+        """Tiers that a tenant may be served by: those that its models, aliases resolved, lead to."""
+        tiers = self._tiers.get(contract.name)
+        if tiers is None:
+            aliases = {alias.name: alias.tiers for alias in self.platform.models}
+            tiers = frozenset(tier for model in contract.models for tier in aliases.get(model, (model,)))
+            self._tiers[contract.name] = tiers
+        return tiers
+
+    def price_of(self, offer: Offer) -> Price:
+        """The served tier's price; a cached answer or a template costs nothing."""
+        return self.pools[offer.tier].tier.price if offer.kind is OfferKind.MODEL else FREE
 
     def remember(self, request_id: str, delivered: dict[int, int]) -> None:
         self.settled[request_id] = delivered

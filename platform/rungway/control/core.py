@@ -10,6 +10,8 @@ from rungway.contracts import Platform
 from rungway.control import admit, dispatch, ladder_walk, settle
 from rungway.control.cell import Cell, Now
 from rungway.control.flight import Attempt, Flight
+from rungway.control.line import dequeue
+from rungway.control.refuse import refuse
 from rungway.messages import Cancel, Directory, Granted, Peers, ReplicaInfo, Report, Retry
 from rungway.messages import Flight as WireFlight
 from rungway.outcomes import Code
@@ -151,8 +153,8 @@ class Core:
         if flight is None or (tenant is not None and flight.ask.tenant != tenant):
             return False
         if flight.entry is not None and not flight.attempts:
-            admit.dequeue(self.cell, flight)
-            admit.refuse(self.cell, flight, Code.CANCELLED, "The request was cancelled.", None, now)
+            dequeue(self.cell, flight)
+            refuse(self.cell, flight, Code.CANCELLED, "The request was cancelled.", None, now)
             return True
         for attempt in flight.open_attempts():
             self.cell.effects.sends.append((attempt.replica_id, Cancel(request_id)))

@@ -100,7 +100,7 @@ def _grant_on(cell: Cell, pool: Pool, flight: Flight, view: ReplicaView, now: No
     attempt = Attempt(view.replica_id, _sequences(offer), flight.held_tokens, output)
     flight.attempts[number] = attempt
     pool.hold(attempt, flight.state)
-    pool.drain.dispatched(float(flight.held_tokens), now.mono_ns, waiting=pool.queue.depth() > 0)
+    pool.drain.observe(float(flight.held_tokens), now.mono_ns, pool.queue.depth() > 0)
     pool.breakers[view.replica_id].allows(now.mono_ns)
     _grant(cell, flight, view.replica_id, number, now)
 
@@ -127,7 +127,7 @@ def _grant(cell: Cell, flight: Flight, replica_id: str, attempt: int, now: Now) 
         reserved_tokens=flight.held_tokens,
         reserved_nusd=flight.held_nusd,
         rate=state.rate(now.mono_ns),
-        price=cell.pools[offer.tier].tier.price,
+        price=cell.price_of(offer),
         priority=flight.band,
         weight=state.contract.weight,
         queue_wait_ms=flight.first_wait_ms,

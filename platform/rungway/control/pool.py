@@ -26,8 +26,10 @@ from rungway.policies.placement import ReplicaView, choose
 SIDES = ("over", "within")
 Scope = tuple[str, str]  # (tenant class, side)
 
-DEFAULT_PREFILL_TOKENS_PER_S = 2000.0
-DEFAULT_DECODE_MS_PER_TOKEN = 30.0
+# Believed until a replica has measured itself. Optimistic: no deadline is refused on ignorance.
+DEFAULT_PREFILL_TOKENS_PER_S = 20_000.0
+DEFAULT_DECODE_MS_PER_TOKEN = 5.0
+LEARNING_RATE = 0.05
 SLO_SAMPLES = 64
 
 
@@ -63,7 +65,7 @@ class Pool:
         self.breakers: dict[str, Breaker] = {}
         self.drain = DrainRate()
         self.scopes: dict[Scope, LadderState] = {
-            (tenant_class, side): LadderState(rung=0, since_ns=0) for tenant_class in TenantClass for side in SIDES
+            (tenant_class, side): LadderState() for tenant_class in TenantClass for side in SIDES
         }
         self.causes: dict[Scope, str] = {}
         self.pressures: dict[Scope, tuple[float, str]] = {}
@@ -100,10 +102,10 @@ class Pool:
         view.draining = draining
         self.stats[replica_id] = stats
         if stats.prefill_tokens_per_s > 0:
-            self.prefill_rate += 0.05 * (stats.prefill_tokens_per_s - self.prefill_rate)
+            self.prefill_rate = _learn(self.prefill_rate, stats.prefill_tokens_per_s, DEFAULT_PREFILL_TOKENS_PER_S)
         if stats.decode_tokens_per_s > 0:
             per_token = 1000.0 * max(1, stats.running) / stats.decode_tokens_per_s
-            self.decode_ms += 0.05 * (per_token - self.decode_ms)
+            self.decode_ms = _learn(self.decode_ms, per_token, DEFAULT_DECODE_MS_PER_TOKEN)
         total = sum(s.kv_blocks_total for s in self.stats.values())
         free = sum(s.kv_blocks_free + s.kv_blocks_cached for s in self.stats.values())
         self.kv_use = 1.0 - free / total if total else 0.0
@@ -193,21 +195,21 @@ class Pool:
                 return version
         return versions[-1]
 
-    def tier_view(self, version: Version) -> TierView:
+    def tier_view(self, version: Version, backlog_tokens: float, now_ns: int) -> TierView:
         return TierView(
             tier=self.tier,
             version=version,
             saturation=self.saturation(),
             prefill_tokens_per_s=self.prefill_rate,
             decode_ms_per_token=self.decode_ms,
-            queue_wait_ms=0.0,
+            queue_wait_ms=1000.0 * self.drain.wait_s(backlog_tokens, now_ns),
+            up=bool(self.views),
         )
 
-    def rung(self, scope: Scope, now_ns: int) -> int:
-        state = self.scopes[scope]
-        if state.override is not None and now_ns < state.override_until_ns:
-            return state.override
-        return state.rung
+
+def _learn(old: float, measured: float, default: float) -> float:
+    """Moving average whose first sample replaces the default."""
+    return measured if old == default else old + LEARNING_RATE * (measured - old)
 
 
 def over_share(pool: str, states: Iterable[TenantState], now_ns: int) -> frozenset[str]:

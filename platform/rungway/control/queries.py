@@ -164,7 +164,8 @@ async def _ladder_set(service: ControllerService, args: Args, caller: Caller) ->
     ttl_s = _number(args, "ttl_s", 600, 1, int(OVERRIDE_S_MAX))
     changed = _scopes(service, args)
     for pool, scope in changed:
-        pool.scopes[scope] = set_override(pool.scopes[scope], rung, now.mono_ns + ttl_s * NS_PER_S)
+        until_ns = now.mono_ns + ttl_s * NS_PER_S
+        pool.scopes[scope], _ = set_override(pool.scopes[scope], rung, until_ns, cell.platform.ladder)
     _note(service, args, caller, "set", rung, ttl_s, now)
     return {"changed": len(changed), "rung": rung, "name": names[rung], "ttl_s": ttl_s}
 
@@ -172,7 +173,7 @@ async def _ladder_set(service: ControllerService, args: Args, caller: Caller) ->
 async def _ladder_clear(service: ControllerService, args: Args, caller: Caller) -> object:
     changed = _scopes(service, args)
     for pool, scope in changed:
-        pool.scopes[scope] = clear_override(pool.scopes[scope])
+        pool.scopes[scope], _ = clear_override(pool.scopes[scope])
     _note(service, args, caller, "clear", 0, 0, _now())
     return {"changed": len(changed)}
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from rungway.contracts import Price
-from rungway.control.cell import Cell, Now
+from rungway.control.cell import FREE, Cell, Now
 from rungway.control.flight import Flight, ledger_row
 from rungway.control.line import give_back
 from rungway.control.pool import thresholds
 from rungway.messages import Refused
 from rungway.outcomes import CODES, Code, Outcome
 from rungway.types import Refusal, Rejected
-
-FREE = Price(input=0, cached_input=0, output=0)
 
 
 def refuse(cell: Cell, flight: Flight, code: Code, message: str, retry_s: int | None, now: Now) -> None:

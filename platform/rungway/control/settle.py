@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from rungway.clock import NS_PER_S
 from rungway.contracts import Price
-from rungway.control.cell import Cell, Now, Orphan
+from rungway.control.cell import FREE, Cell, Now, Orphan
 from rungway.control.flight import Flight, ledger_row
 from rungway.control.line import dequeue
 from rungway.control.pool import thresholds
-from rungway.control.refuse import FREE, refuse, refuse_retry
+from rungway.control.refuse import refuse, refuse_retry
 from rungway.messages import AttemptAck, FinishAck
 from rungway.outcomes import Code, Outcome
 from rungway.types import AttemptEnd, Billing, Finish, LedgerRow

@@ -57,9 +57,8 @@ def ladder(cell: Cell, now: Now) -> dict[str, object]:
     scopes = []
     for pool in cell.pools.values():
         for scope, state in pool.scopes.items():
-            rung = pool.rung(scope, now.mono_ns)
+            rung = state.in_force
             pressure, signal = pool.pressures.get(scope, (0.0, "none"))
-            overridden = state.override is not None and now.mono_ns < state.override_until_ns
             scopes.append(
                 {
                     "pool": pool.name,
@@ -69,7 +68,7 @@ def ladder(cell: Cell, now: Now) -> dict[str, object]:
                     "name": names[rung],
                     "pressure": pressure,
                     "signal": signal,
-                    "override": overridden,
+                    "override": state.override is not None,
                 }
             )
     return {
@@ -84,7 +83,7 @@ def ladder(cell: Cell, now: Now) -> dict[str, object]:
 
 def tenants(cell: Cell, now: Now, only: str | None = None) -> dict[str, object]:
     """Live counters and contracts per tenant."""
-    shown = {}
+    shown: dict[str, object] = {}
     for name, state in cell.tenants.items():
         if only is not None and name != only:
             continue
@@ -153,10 +152,10 @@ def set_gauges(cell: Cell, metrics: Metrics, now: Now) -> None:
         [
             (
                 (pool.name, scope[0] if scope[1] == "within" else f"{scope[0]}:over"),
-                float(pool.rung(scope, now.mono_ns)),
+                float(state.in_force),
             )
             for pool in cell.pools.values()
-            for scope in pool.scopes
+            for scope, state in pool.scopes.items()
         ],
     )
     metrics.set_gauge(
