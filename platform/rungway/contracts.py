@@ -200,6 +200,7 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True):
     controller_wait_s: float = 20.0
     inter_token_timeout_s: float = 30.0
     retries_max: int = 2
+    flights_max: int = 10_000
 
 
 class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):

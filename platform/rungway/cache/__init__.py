@@ -1,1 +1,1 @@
-
+"""Answers kept for exact repeats, one partition per tenant."""

@@ -1,0 +1,210 @@
+"""From messages to tokens: one tokenizer per model source, exact prompt lengths per tier, and the trimmed prompt of the
+rung `context_trim`.
+
+Encoding a long prompt takes milliseconds, so prompts above `INLINE_CHARS_MAX` characters are measured on a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from rungway.contracts import Version
+from rungway.engine.errors import ModelError, PromptError
+from rungway.engine.loader import model_dir
+from rungway.engine.tokenizer import Tokenizer, load_tokenizer
+from rungway.errors import RequestError
+from rungway.gateway.catalogue import Catalogue, Plan
+from rungway.outcomes import Code
+
+INLINE_CHARS_MAX = 8192
+
+
+class Lexer(NamedTuple):
+    """A tokenizer and how the engines behind it take prompts: as token ids, or as text whose words they count."""
+
+    tokenizer: Tokenizer
+    by_text: bool
+
+
+class Tokenizers:
+    """Tokenizers by (backend, model source); equal sources are loaded once and stay loaded across reloads."""
+
+    def __init__(self, models_dir: Path) -> None:
+        self._models_dir = models_dir
+        self._loaded: dict[tuple[str, str], Lexer] = {}
+
+    def get(self, version: Version) -> Lexer | None:
+        return self._loaded.get((version.backend, version.model))
+
+    def of_tier(self, catalogue: Catalogue, tier: str) -> list[Lexer]:
+        """The distinct lexers of a tier's versions. Raises RequestError `starting` while one is not there yet."""
+        found: dict[int, Lexer] = {}
+        for version in catalogue.tiers[tier].versions:
+            lexer = self._loaded.get((version.backend, version.model))
+            if lexer is None:
+                raise RequestError(Code.STARTING, f"tier '{tier}' is still starting", retry_after_s=2)
+            found[id(lexer)] = lexer
+        return list(found.values())
+
+    async def load(self, versions: Iterable[Version]) -> list[str]:
+        """Loads what is missing, on a thread. Returns the model sources that are not available yet."""
+        missing: list[str] = []
+        for version in versions:
+            name = (version.backend, version.model)
+            if name in self._loaded:
+                continue
+            try:
+                self._loaded[name] = await asyncio.to_thread(self._open, version)
+            except (ModelError, OSError):
+                missing.append(version.model)
+        return missing
+
+    def _open(self, version: Version) -> Lexer:
+        by_text = version.backend == "fake"
+        path = None if by_text else model_dir(version.model, self._models_dir)
+        return Lexer(load_tokenizer(version.backend, path), by_text)
+
+
+class Rendered(NamedTuple):
+    """A prompt as one lexer sees it; `ids` is empty for lexers that go by text."""
+
+    text: str
+    ids: list[int]
+    tokens: int
+
+
+class Prompt:
+    """What the client sent: chat messages, a text, or token ids; rendered at most once per lexer."""
+
+    def __init__(
+        self, *, messages: list[dict[str, str]] | None = None, text: str | None = None, ids: list[int] | None = None
+    ) -> None:
+        self.messages = messages
+        self._text = text
+        self._ids = ids
+        self._whole: dict[int, Rendered] = {}
+        self._trimmed: dict[int, Rendered] = {}
+
+    @property
+    def chars(self) -> int:
+        if self.messages is not None:
+            return sum(len(message["content"]) for message in self.messages)
+        return len(self._text) if self._text is not None else len(self._ids or ())
+
+    @property
+    def turns(self) -> int:
+        return len(self.messages) if self.messages is not None else 1
+
+    @property
+    def written(self) -> str:
+        """What the client wrote, without any template; empty for token ids."""
+        if self.messages is None:
+            return self._text or ""
+        if len(self.messages) == 1:
+            return self.messages[0]["content"]
+        return "\n".join(message["content"] for message in self.messages)
+
+    @property
+    def token_ids(self) -> list[int] | None:
+        """The ids when the client sent ids itself."""
+        return self._ids
+
+    def whole(self, lexer: Lexer) -> Rendered:
+        found = self._whole.get(id(lexer))
+        if found is None:
+            found = self._whole[id(lexer)] = self._render(lexer, self.messages)
+        return found
+
+    def trimmed(self, lexer: Lexer, limit_tokens: int) -> Rendered:
+        """The prompt without its oldest turns, so that it fits `limit_tokens` if that is possible at all. System
+        messages and the last message always stay; the first turn that is kept is a user's."""
+        found = self._trimmed.get(id(lexer))
+        if found is None:
+            found = self._trimmed[id(lexer)] = self._trim(lexer, limit_tokens)
+        return found
+
+    def _render(self, lexer: Lexer, messages: list[dict[str, str]] | None) -> Rendered:
+        if self._ids is not None:
+            return Rendered(" ".join(map(str, self._ids)) if lexer.by_text else "", self._ids, len(self._ids))
+        text = lexer.tokenizer.render_chat(messages) if messages is not None else (self._text or "")
+        if lexer.by_text:
+            return Rendered(text, [], max(1, lexer.tokenizer.count(text)))
+        ids = lexer.tokenizer.encode(text)
+        return Rendered(text, ids, len(ids))
+
+    def _trim(self, lexer: Lexer, limit_tokens: int) -> Rendered:
+        whole = self.whole(lexer)
+        messages = self.messages
+        if messages is None or whole.tokens <= limit_tokens:
+            return whole
+        cuts = _cuts(messages)
+        if not cuts:
+            return whole
+        # Length falls with every turn that goes, so the first cut that fits is found by halving.
+        low, high = 0, len(cuts) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self._render(lexer, _without(messages, cuts[middle])).tokens <= limit_tokens:
+                high = middle
+            else:
+                low = middle + 1
+        return self._render(lexer, _without(messages, cuts[low]))
+
+
+class Lengths(NamedTuple):
+    """Prompt tokens per candidate tier, whole and after the rung `context_trim`."""
+
+    whole: dict[str, int]
+    trimmed: dict[str, int]
+
+
+async def measure(prompt: Prompt, plan: Plan, tokenizers: Tokenizers, catalogue: Catalogue) -> Lengths:
+    """Exact lengths for every candidate tier; the longest counts where versions of a tier tokenize differently.
+
+    Raises RequestError `starting` while a tokenizer is missing, `invalid_request` when the chat template refuses the
+    messages, `context_length_exceeded` when no candidate fits.
+    """
+    lexers = {tier: tokenizers.of_tier(catalogue, tier) for tier in plan.candidates}
+    limit = catalogue.ladder.context_limit_tokens
+
+    def work() -> Lengths:
+        whole = {tier: max(prompt.whole(lexer).tokens for lexer in several) for tier, several in lexers.items()}
+        if not plan.may_trim or prompt.turns < 2 or all(tokens <= limit for tokens in whole.values()):
+            return Lengths(whole, whole)
+        cut = {tier: max(prompt.trimmed(lexer, limit).tokens for lexer in several) for tier, several in lexers.items()}
+        return Lengths(whole, cut)
+
+    try:
+        lengths = work() if prompt.chars <= INLINE_CHARS_MAX else await asyncio.to_thread(work)
+    except PromptError as error:
+        raise RequestError(
+            Code.INVALID_REQUEST, f"the model takes no such messages: {error}", param="messages"
+        ) from None
+    if all(lengths.whole[tier] >= catalogue.context_max[tier] for tier in plan.candidates):
+        roomiest = max(plan.candidates, key=lambda tier: catalogue.context_max[tier])
+        raise RequestError(
+            Code.CONTEXT_LENGTH_EXCEEDED,
+            f"the prompt has {lengths.whole[roomiest]} tokens, but model '{plan.model}' takes at most "
+            f"{catalogue.context_max[roomiest]} tokens of prompt and answer together",
+            param="messages" if prompt.messages is not None else "prompt",
+        )
+    return lengths
+
+
+def _cuts(messages: list[dict[str, str]]) -> list[int]:
+    """How many of the oldest non-system turns may go, fewest first: a user's turn, or the last message, comes next."""
+    turns = [message for message in messages[:-1] if message["role"] != "system"]
+    return [k for k in range(1, len(turns) + 1) if k == len(turns) or turns[k]["role"] == "user"]
+
+
+def _without(messages: list[dict[str, str]], dropped: int) -> list[dict[str, str]]:
+    kept: list[dict[str, str]] = []
+    for message in messages[:-1]:
+        if message["role"] != "system" and dropped > 0:
+            dropped -= 1
+        else:
+            kept.append(message)
+    return [*kept, messages[-1]]

@@ -1,0 +1,85 @@
+"""Server-sent events: one frame per delta, made of fragments that are built once per request. No I/O.
+
+Only the text of a delta is encoded anew; everything around it is the same bytes for all frames of a sequence.
+"""
+
+from __future__ import annotations
+
+from rungway.engine.protocol import Delta, TokenLogprob
+from rungway.errors import RequestError
+from rungway.gateway.answer import (
+    Facts,
+    chat_logprobs,
+    error_body,
+    escape,
+    response_id,
+    rungway_object,
+    text_logprobs,
+    usage_object,
+)
+
+DONE = "data: [DONE]\n\n"
+_OPEN = ',"logprobs":null,"finish_reason":null}]}\n\n'
+
+
+class Frames:
+    """Frames of one answer. The first one carries the `rungway` object, the first of each sequence the role (chat)."""
+
+    __slots__ = ("_base", "_chat", "_facts", "_heads", "_offsets", "_tail", "_unsaid")
+
+    def __init__(self, facts: Facts, created: int, chat: bool) -> None:
+        kind = "chat.completion.chunk" if chat else "text_completion"
+        self._facts = facts
+        self._chat = chat
+        self._base = (
+            f'data: {{"id":"{response_id(facts.request_id, chat)}","object":"{kind}","created":{created},'
+            f'"model":{escape(facts.model or "")}'
+        )
+        self._heads: dict[int, str] = {}
+        self._tail = "}" + _OPEN if chat else _OPEN
+        self._offsets: dict[int, int] = {}
+        self._unsaid = True
+
+    def frame(self, delta: Delta) -> str:
+        """The frame of one delta, or "" when it has nothing for the client (its text is still held back)."""
+        head = self._heads.get(delta.index)
+        if head is not None and delta.finish is None and delta.logprobs is None:
+            return head + escape(delta.text) + self._tail if delta.text else ""
+        if not delta.text and delta.finish is None and not delta.logprobs:
+            return ""
+        return self._long(delta, head is None)
+
+    def usage(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> str:
+        """The frame that `stream_options.include_usage` asks for."""
+        return f'{self._base},"choices":[],"usage":{usage_object(prompt_tokens, cached_tokens, output_tokens)}}}\n\n'
+
+    def _long(self, delta: Delta, first: bool) -> str:
+        """The frame with everything: role, logprobs, finish reason."""
+        base, index = self._base, delta.index
+        if self._unsaid:
+            self._unsaid = False
+            base += f',"rungway":{rungway_object(self._facts)}'
+        opened = f',"choices":[{{"index":{index},'
+        if first:
+            self._heads[index] = self._base + opened + ('"delta":{"content":' if self._chat else '"text":')
+        logprobs = "null" if delta.logprobs is None else self._logprobs(index, delta.logprobs)
+        finish = "null" if delta.finish is None else f'"{delta.finish}"'
+        if not self._chat:
+            said = f'"text":{escape(delta.text)}'
+        elif first:
+            said = f'"delta":{{"role":"assistant","content":{escape(delta.text)}}}'
+        else:
+            said = f'"delta":{{"content":{escape(delta.text)}}}' if delta.text else '"delta":{}'
+        return f'{base}{opened}{said},"logprobs":{logprobs},"finish_reason":{finish}}}]}}\n\n'
+
+    def _logprobs(self, index: int, tokens: list[TokenLogprob]) -> str:
+        if self._chat:
+            return chat_logprobs(tokens)
+        offset = self._offsets.get(index, 0)
+        self._offsets[index] = offset + sum(len(one.token) for one in tokens)
+        return text_logprobs(tokens, offset)
+
+
+def error_frame(error: RequestError) -> str:
+    """The last event of a stream that failed after its first chunk; no `[DONE]` follows."""
+    return "data: " + error_body(error).decode("ascii") + "\n\n"

@@ -1,0 +1,116 @@
+"""From deltas to the client: as server-sent events while they come, or gathered into one body.
+
+Tokens that came while the socket was busy leave together in one ASGI message. Nothing is sent before the first delta,
+so that every error before it is a real HTTP status.
+"""
+
+from __future__ import annotations
+
+from rungway.clock import NS_PER_S
+from rungway.engine.protocol import Delta, TokenLogprob
+from rungway.errors import RequestError
+from rungway.gateway.answer import Choice, Stored, body, json_headers, sse_headers
+from rungway.gateway.call import Call
+from rungway.gateway.read import Reading
+from rungway.gateway.sse import DONE, Frames, error_frame
+
+
+class Gathered:
+    """The parts of every sequence, joined at the end."""
+
+    __slots__ = ("_count", "_finish", "_logprobs", "_score", "_texts")
+
+    def __init__(self) -> None:
+        self._texts: dict[int, list[str]] = {}
+        self._logprobs: dict[int, list[TokenLogprob]] = {}
+        self._finish: dict[int, str] = {}
+        self._score: dict[int, float] = {}
+        self._count: dict[int, int] = {}
+
+    def add(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            self._texts.setdefault(delta.index, []).append(delta.text)
+            self._count[delta.index] = self._count.get(delta.index, 0) + len(delta.token_ids)
+            if delta.logprobs:
+                self._logprobs.setdefault(delta.index, []).extend(delta.logprobs)
+            if delta.finish is not None:
+                self._finish[delta.index] = delta.finish
+                self._score[delta.index] = delta.cum_logprob
+
+    def choices(self, n: int, with_logprobs: bool) -> tuple[Choice, ...]:
+        """The `n` sequences of the highest mean log-probability, best first; in order of their numbers where there are
+        no more than `n`."""
+        order = sorted(self._texts)
+        if len(order) > n:
+            order.sort(key=lambda index: -self._score.get(index, 0.0) / max(1, self._count[index]))
+        return tuple(
+            Choice(
+                "".join(self._texts[index]),
+                self._finish.get(index, "stop"),
+                self._logprobs.get(index, []) if with_logprobs else None,
+            )
+            for index in order[:n]
+        )
+
+
+class Answering:
+    """One answer on its way out. `write` each batch, then `end`; `fail` instead when it cannot be finished."""
+
+    __slots__ = ("_call", "_created", "_frames", "_gathered", "_reading")
+
+    def __init__(self, call: Call, reading: Reading, created: int | None = None, *, keeping: bool = False) -> None:
+        self._call = call
+        self._reading = reading
+        self._created = call.received_wall_ns // NS_PER_S if created is None else created
+        self._frames = Frames(call.facts, self._created, reading.chat) if reading.stream else None
+        self._gathered = Gathered() if keeping or not reading.stream else None
+
+    async def write(self, deltas: list[Delta]) -> None:
+        if self._gathered is not None:
+            self._gathered.add(deltas)
+        if self._frames is None:
+            return
+        frame = self._frames.frame
+        text = frame(deltas[0]) if len(deltas) == 1 else "".join([frame(delta) for delta in deltas])
+        if text:
+            await self._send(text, True)
+
+    async def end(self, stored: Stored | None, tokens: tuple[int, int, int]) -> None:
+        """`stored` is the whole answer where it was gathered; `tokens` = prompt, cached, output."""
+        if self._frames is None:
+            assert stored is not None, "a unary answer is always gathered"
+            whole = body(self._call.facts, stored, self._reading.chat)
+            await self._call.respond(200, json_headers(self._call.facts, len(whole)), whole)
+            return
+        await self._send((self._frames.usage(*tokens) if self._reading.include_usage else "") + DONE, False)
+
+    def stored(self, tokens: tuple[int, int, int]) -> Stored | None:
+        """The whole answer as it may be kept, None when nothing was gathered."""
+        if self._gathered is None:
+            return None
+        choices = self._gathered.choices(self._reading.ask.n, self._reading.sampling.logprobs is not None)
+        return Stored(self._call.id, self._created, self._call.facts, choices, *tokens)
+
+    async def fail(self, error: RequestError) -> None:
+        """A real HTTP error as long as nothing was sent, else the last event of the stream."""
+        if not self._call.started:
+            await self._call.refuse(error)
+        else:
+            await self._send(error_frame(error), False)
+
+    async def _send(self, text: str, more: bool) -> None:
+        call = self._call
+        if not call.started:
+            call.started = True
+            await call.send({"type": "http.response.start", "status": 200, "headers": sse_headers(call.facts)})
+        await call.send({"type": "http.response.body", "body": text.encode("ascii"), "more_body": more})
+
+
+async def replay(answering: Answering, stored: Stored) -> None:
+    """A stored answer, or a text from the configuration, in whatever form the client asked for now."""
+    deltas = [
+        Delta(stored.request_id, 1, index, choice.text, [], choice.logprobs, choice.finish)
+        for index, choice in enumerate(stored.choices)
+    ]
+    await answering.write(deltas)
+    await answering.end(stored, (stored.prompt_tokens, stored.cached_tokens, stored.output_tokens))

@@ -1,0 +1,53 @@
+"""The order that goes to a replica: what to run and who pays. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rungway.engine.protocol import Work
+from rungway.gateway.prompts import Lexer
+from rungway.gateway.read import Reading
+from rungway.messages import Start
+from rungway.types import Billing, Grant
+
+
+def start_message(
+    reading: Reading, grant: Grant, lexer: Lexer, max_tokens: int, sequences: int, resume: list[list[int]]
+) -> Start:
+    """`max_tokens` is that of the first grant, so that a later try ends where the first one would have."""
+    ask, offer = reading.ask, grant.offer
+    if offer.context_limit is None:
+        prompt = reading.prompt.whole(lexer)
+    else:
+        prompt = reading.prompt.trimmed(lexer, offer.context_limit)
+    work = Work(
+        request_id=ask.request_id,
+        attempt=grant.attempt,
+        prompt_ids=prompt.ids,
+        prompt_text=prompt.text if lexer.by_text else "",
+        sampling=msgspec.structs.replace(reading.sampling, max_tokens=max_tokens),
+        sequences=sequences,
+        resume=resume,
+        share=ask.tenant,
+        weight=grant.weight,
+        priority=grant.priority,
+    )
+    billing = Billing(
+        tenant=ask.tenant,
+        key_id=ask.key_id,
+        tenant_class=ask.tenant_class,
+        risk=ask.risk,
+        action=ask.action,
+        model=ask.model,
+        tier=offer.tier,
+        version=offer.version,
+        rung=offer.rung,
+        degraded=offer.degraded,
+        reason=grant.reason,
+        price=grant.price,
+        gateway_id=ask.gateway_id,
+        received_wall_ns=ask.received_wall_ns,
+        session=ask.session,
+        endpoint=ask.endpoint,
+    )
+    return Start(work, billing)
