@@ -57,11 +57,13 @@ class Flight:
         "rungs",
         "running",
         "state",
+        "submitted_ns",
     )
 
     def __init__(self, ask: Ask, state: TenantState, now_ns: int) -> None:
         self.ask = ask
         self.state = state
+        self.submitted_ns = now_ns
         self.enqueued_ns = now_ns
         self.granted_ns = 0
         self.first_wait_ms = 0.0

@@ -49,7 +49,7 @@ def enqueue(cell: Cell, flight: Flight, now: Now) -> None:
     """Take a place: band by class, weighted VTC over tenants, earliest deadline first inside the tenant."""
     ask, state, pool = flight.ask, flight.state, cell.pools[flight.pool]
     assert flight.offer is not None
-    deadline = NEVER_NS if ask.deadline_ms is None else flight.enqueued_ns + int(ask.deadline_ms * NS_PER_MS)
+    deadline = NEVER_NS if ask.deadline_ms is None else flight.submitted_ns + int(ask.deadline_ms * NS_PER_MS)
     flight.entry = Queued(
         request_id=ask.request_id,
         tenant=ask.tenant,
