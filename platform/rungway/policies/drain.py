@@ -25,14 +25,14 @@ class DrainRate:
         self._memory_s = memory_s
         self._tokens = 0.0
         self._busy_s = 0.0
-        self._last_ns: int | None = None
+        self._last_ns = 0
         self._waiting = False
 
     def observe(self, weighted_tokens: float, now_ns: int, waiting: bool = True) -> None:
         """Work of that cost left the queue; `waiting` = something is still queued for this pool after it. A caller that
         leaves `waiting` out counts idle time as slowness, and its estimates are too long at low load."""
-        if self._waiting and self._last_ns is not None:
-            elapsed_s = max(0, now_ns - self._last_ns) / _NS_PER_S
+        if self._waiting:
+            elapsed_s = self._silence_s(now_ns)
             keep = math.exp(-elapsed_s / self._memory_s)
             self._tokens = self._tokens * keep + weighted_tokens
             self._busy_s = self._busy_s * keep + elapsed_s
@@ -43,8 +43,8 @@ class DrainRate:
         """Weighted tokens per second, or None without evidence. With `now_ns`, the silence since the last dispatch
         counts too while work waits, so that a pool that has stopped is not believed fast."""
         busy_s = self._busy_s
-        if now_ns is not None and self._waiting and self._last_ns is not None:
-            busy_s += max(0, now_ns - self._last_ns) / _NS_PER_S
+        if now_ns is not None and self._waiting:
+            busy_s += self._silence_s(now_ns)
         if busy_s < _EVIDENCE_MIN_S or self._tokens <= 0:
             return None
         return self._tokens / busy_s
@@ -61,3 +61,8 @@ class DrainRate:
         """The same as whole seconds for a Retry-After header: rounded up, 1 to 60."""
         wait_s = self.wait_s(backlog_tokens, now_ns)
         return RETRY_AFTER_MAX_S if wait_s >= RETRY_AFTER_MAX_S else max(1, math.ceil(wait_s))
+
+    def _silence_s(self, now_ns: int) -> float:
+        """Seconds since the last dispatch, at most one memory: whoever waited then may have left unserved, and an idle
+        night must not make the pool look dead."""
+        return min(self._memory_s, max(0, now_ns - self._last_ns) / _NS_PER_S)
