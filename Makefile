@@ -1,0 +1,61 @@
+# Rungway. `make` alone lists the targets.
+#
+#   CONFIG  platform file for `make serve`          (config/quickstart.yaml)
+#   STATE   state directory, overrides state_dir    (from the platform file)
+#   PORT    HTTP port, overrides listen.port        (from the platform file)
+#   PYTHON  the interpreter that .venv is made from (python3; 3.11 or newer)
+#   TORCH_INDEX  extra package index to take torch from. PyPI's default torch for Linux on x86-64 is built for CUDA and
+#                several GB; for the CPU build where your index carries only that one:
+#                make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+CONFIG ?= config/quickstart.yaml
+STATE ?=
+PORT ?=
+PYTHON ?= python3
+TORCH_INDEX ?=
+BENCH ?= gateway
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+ROOTS := platform/rungway replicas/rungway kernels/rungway chaos/rungway
+export RAY_USAGE_STATS_ENABLED := 0
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve demo test check bench test-gpu clean
+
+help: ## List the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make .venv and install Rungway with its pinned dependencies
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Rungway needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make setup PYTHON=python3.11" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(if $(TORCH_INDEX),$(BIN)/python -m pip install -q -c constraints.txt --index-url $(TORCH_INDEX) torch)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+serve: $(STAMP) ## Start the platform (CONFIG= STATE= PORT=); Ctrl-C ends every process it started
+	@exec $(BIN)/rungway serve --config $(CONFIG) $(if $(STATE),--state $(STATE)) $(if $(PORT),--port $(PORT))
+
+demo: $(STAMP) ## Two tenants, a stream, a downgrade and the bill, printed
+	@$(BIN)/rungway demo
+
+test: $(STAMP) ## The whole test suite
+	$(BIN)/pytest
+
+check: $(STAMP) ## Lint, format, types, layout
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(ROOTS)
+	$(BIN)/pytest -q tests/unit/test_layout.py tests/unit/test_tidy.py
+
+bench: $(STAMP) ## Measure beside other gateways (BENCH=gateway|engine|...)
+	@$(BIN)/rungway bench $(BENCH)
+
+test-gpu: $(STAMP) ## The tests that need a CUDA device
+	$(BIN)/pytest -m gpu
+
+clean: ## Remove .venv and caches (state directories stay)
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
