@@ -66,7 +66,7 @@ class Cell:
             if state is None:
                 self.tenants[contract.name] = TenantState(contract, platform.controller, now.mono_ns, now.wall_ns)
             else:
-                state.reload(contract, now.mono_ns, now.wall_ns)
+                state.reload(contract, platform.controller, now.mono_ns, now.wall_ns)
         for name in self.tenants.keys() - {contract.name for contract in platform.tenants}:
             if not self.tenants[name].running and not self.tenants[name].waiting:
                 del self.tenants[name]
@@ -77,6 +77,8 @@ class Cell:
                 self.pools[tier.name].tier = tier
             else:
                 self.pools[tier.name] = Pool(tier, platform.controller)
+            for contract in platform.tenants:
+                self.pools[tier.name].queue.set_weight(contract.name, contract.weight)
 
     def tiers_of(self, contract: Tenant) -> frozenset[str]:
         """Tiers that a tenant may be served by: those that its models, aliases resolved, lead to."""

@@ -164,14 +164,14 @@ class Pool:
 
     def in_flight(self) -> tuple[int, int]:
         """(sequences granted, sequences that late binding allows)."""
-        running = sum(view.running for view in self.views.values())
-        capacity = sum(int(self.spec.in_flight_factor * view.max_num_seqs) for view in self.views.values())
-        return running, capacity
+        ready = [view for view in self.views.values() if not view.draining]
+        capacity = sum(int(self.spec.in_flight_factor * view.max_num_seqs) for view in ready)
+        return sum(view.running for view in ready), capacity
 
     def saturation(self) -> float:
         """Largest of sequence and token use over the pool; 1.0 when it has no replica."""
         running, capacity = self.in_flight()
-        tokens, room = sum(v.tokens for v in self.views.values()), self.capacity_tokens()
+        tokens, room = sum(v.tokens for v in self.views.values() if not v.draining), self.capacity_tokens()
         if not capacity or not room:
             return 1.0
         return max(running / capacity, tokens / room)

@@ -52,9 +52,10 @@ class TenantState:
         self.last_ask_ns = now_ns - ACTIVE_FOR_NS
         self.service_s = 1.0
 
-    def reload(self, contract: Tenant, now_ns: int, wall_ns: int) -> None:
+    def reload(self, contract: Tenant, spec: ControllerSpec, now_ns: int, wall_ns: int) -> None:
         """New contract, same usage: what was used stays used."""
         self.contract = contract
+        self.retries.resize(contract.isolation.retry_budget_ratio, spec.retry_budget_floor)
         self.requests.resize(contract.quotas.requests_per_minute, now_ns)
         self.tokens.resize(contract.quotas.tokens_per_minute, now_ns)
         self.budget.reload(contract.budget, wall_ns)
