@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import msgspec
-from rungway.policies.fairness import Queued
-from rungway.policies.offers import Quote
 
 from rungway.contracts import Price
 from rungway.control.tenant_state import BANDS, TenantState
 from rungway.outcomes import Outcome
+from rungway.policies.fairness import Queued
+from rungway.policies.offers import Quote
 from rungway.types import Ask, AttemptEnd, Finish, Grant, LedgerRow, Offer, OfferKind
 
 

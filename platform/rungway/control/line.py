@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from rungway.policies.fairness import Queued
-
 from rungway.clock import NS_PER_MS
 from rungway.control.cell import Cell, Now
 from rungway.control.flight import Flight
+from rungway.policies.fairness import Queued
 from rungway.types import Offer, OfferKind
 
 NEVER_NS = 1 << 62

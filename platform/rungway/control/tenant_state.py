@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
+from rungway.clock import NS_PER_S
+from rungway.contracts import CLASS_ORDER, ControllerSpec, Tenant
 from rungway.policies.breaker import Breaker
 from rungway.policies.bucket import TokenBucket
 from rungway.policies.budget import BudgetMeter
 from rungway.policies.retry import RetryBudget
-
-from rungway.clock import NS_PER_S
-from rungway.contracts import CLASS_ORDER, ControllerSpec, Tenant
 from rungway.types import RateInfo
 
 ACTIVE_FOR_NS = 10 * NS_PER_S
