@@ -50,8 +50,8 @@ def audit(
     if answer is None:
         from rungway.commands.offline import open_ledger
 
-        reader = open_ledger(config, state)
-        answer = {"data": reader.audit(after_seq=after, limit=limit, tenant=tenant, kind=kind, newest=newest)}
+        with open_ledger(config, state) as (reader, _):
+            answer = {"data": reader.audit(after_seq=after, limit=limit, tenant=tenant, kind=kind, newest=newest)}
     if as_json:
         emit_json(answer)
         return
@@ -78,7 +78,8 @@ def verify(
     if answer is None:
         from rungway.commands.offline import open_ledger
 
-        result = open_ledger(config, state).verify()
+        with open_ledger(config, state) as (reader, _):
+            result = reader.verify()
         answer = {
             "ok": result.ok,
             "rows": result.rows,

@@ -105,8 +105,3 @@ def clock_text(ns: int) -> str:
     """Wall-clock nanoseconds as UTC, to the millisecond."""
     text = datetime.fromtimestamp(ns / NS_PER_S, UTC).isoformat(sep=" ", timespec="milliseconds")
     return text.removesuffix("+00:00") + "Z"
-
-
-def user_name() -> str:
-    """Who sits at this terminal, for the audit; a container's user may have no name."""
-    return os.environ.get("USER") or f"uid {os.getuid()}"

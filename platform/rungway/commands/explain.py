@@ -49,8 +49,8 @@ def _offline(request_id: str, config: Path, state: Path | None) -> Mapping[str, 
 
     from rungway.commands.offline import open_ledger
 
-    reader = open_ledger(config, state)
-    row = reader.row(request_id)
+    with open_ledger(config, state) as (reader, _):
+        row, trail = reader.row(request_id), reader.audit_of(request_id)
     if row is None:
         raise fail(f"no settled request {request_id!r}")
     shown: dict[str, Any] = msgspec.to_builtins(row)
@@ -58,4 +58,4 @@ def _offline(request_id: str, config: Path, state: Path | None) -> Mapping[str, 
         shown["decision"] = json.loads(row.decision or "{}")
     except ValueError:
         shown["decision"] = {}
-    return {"request": shown, "audit": msgspec.to_builtins(reader.audit_of(request_id))}
+    return {"request": shown, "audit": trail}

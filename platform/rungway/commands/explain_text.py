@@ -10,7 +10,19 @@ from typing import Any
 from rungway.commands.common import cell, clock_text, show, table
 from rungway.contracts import NUSD_PER_USD
 
-_KNOWN = ("ask", "rungs", "pressure", "thresholds", "offers", "best", "rejected", "reason", "config", "queue_wait_ms")
+_KNOWN = (
+    "ask",
+    "rungs",
+    "pressure",
+    "thresholds",
+    "offers",
+    "best",
+    "given",
+    "rejected",
+    "reason",
+    "config",
+    "queue_wait_ms",
+)
 
 
 def print_explanation(answer: Mapping[str, Any]) -> None:
@@ -82,13 +94,15 @@ def _ladder(decision: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def _offers(decision: Mapping[str, Any]) -> None:
     offers = [offer for offer in decision.get("offers") or [] if isinstance(offer, dict)]
-    best = decision.get("best")
+    best, given = decision.get("best"), decision.get("given")
+    if isinstance(given, dict) and given not in offers:
+        offers.append(given)
     rows = []
     for offer in offers:
         degraded = offer.get("degraded") or ()
         rows.append(
             [
-                "best" if offer == best else "",
+                " ".join(name for name, marked in (("best", best), ("given", given)) if offer == marked),
                 offer.get("kind"),
                 "/".join(str(offer[name]) for name in ("tier", "version") if offer.get(name)) or None,
                 offer.get("p_ok"),

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rungway.commands.common import DEFAULT_CONFIG, AsJson, Config, Key, State, Url, emit_json, show, table, user_name
+from rungway.commands.common import DEFAULT_CONFIG, AsJson, Config, Key, State, Url, emit_json, show, table
 
 app = typer.Typer(no_args_is_help=True, help="The degradation ladder: show, set by hand, clear.")
 Pool = Annotated[str | None, typer.Option(help="Only this pool. Default: all.")]
@@ -38,7 +38,6 @@ def set_(
     pool: Pool = None,
     tenant_class: TenantClass = None,
     ttl: Annotated[int, typer.Option(min=1, max=86_400, help="Seconds until it ends by itself.")] = 600,
-    who: Annotated[str | None, typer.Option(help="Who does it, for the audit. Default: the user's name.")] = None,
     url: Url = None,
     key: Key = None,
     config: Config = DEFAULT_CONFIG,
@@ -51,7 +50,6 @@ def set_(
         "pool": pool,
         "tenant_class": tenant_class,
         "ttl_s": ttl,
-        "who": who or user_name(),
         "why": why,
     }
     answer = _fetch("POST", body, url, key, config, state)
@@ -66,7 +64,6 @@ def clear(
     pool: Pool = None,
     tenant_class: TenantClass = None,
     why: Annotated[str, typer.Option(help="Reason, for the audit.")] = "",
-    who: Annotated[str | None, typer.Option(help="Who does it, for the audit. Default: the user's name.")] = None,
     url: Url = None,
     key: Key = None,
     config: Config = DEFAULT_CONFIG,
@@ -74,7 +71,7 @@ def clear(
     as_json: AsJson = False,
 ) -> None:
     """End what `set` began; the ladder follows the pressure again."""
-    body = {"pool": pool, "tenant_class": tenant_class, "who": who or user_name(), "why": why}
+    body = {"pool": pool, "tenant_class": tenant_class, "why": why}
     answer = _fetch("DELETE", body, url, key, config, state)
     if as_json:
         emit_json(answer)

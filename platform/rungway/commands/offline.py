@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,16 +12,24 @@ import typer
 from rungway.commands.common import fail, load
 
 if TYPE_CHECKING:
+    from rungway.contracts import Platform
     from rungway.ledger.reader import LedgerReader
 
 
-def open_ledger(config: Path, state: Path | None) -> LedgerReader:
+@contextmanager
+def open_ledger(config: Path, state: Path | None) -> Iterator[tuple[LedgerReader, Platform]]:
     """A reader on the configuration's database. Exit 1 when there is no ledger yet."""
     from rungway.ledger.reader import LedgerReader
     from rungway.ledger.schema import database_url
 
     platform = load(config, state)
-    if platform.database == "sqlite" and not Path(platform.state_dir).is_dir():
-        raise fail(f"nothing has run here yet: there is no {platform.state_dir}")
+    url = database_url(platform)
+    file = Path(url.removeprefix("sqlite:///"))
+    if url.startswith("sqlite:///") and not file.is_file():
+        raise fail(f"no server answers, and there is no ledger at {file}")
     typer.echo("rungway: no server answers; reading the ledger from its database", err=True)
-    return LedgerReader(database_url(platform))
+    reader = LedgerReader(url)
+    try:
+        yield reader, platform
+    finally:
+        reader.close()

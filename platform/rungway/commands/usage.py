@@ -67,11 +67,14 @@ def _offline(config: Any, state: Any, params: Mapping[str, Any]) -> dict[str, An
 
     until_ns = wall_ns() if params["until"] is None else params["until"] * NS_PER_S
     since_ns = until_ns - 86_400 * NS_PER_S if params["since"] is None else params["since"] * NS_PER_S
-    reader = open_ledger(config, state)
-    found: dict[str, Any] = reader.usage(
-        since_ns=since_ns, until_ns=until_ns, tenant=params["tenant"], bucket_s=params["bucket"]
-    )
-    return found
+    with open_ledger(config, state) as (reader, platform):
+        return reader.usage(
+            since_ns=since_ns,
+            until_ns=until_ns,
+            tenant=params["tenant"],
+            bucket_s=params["bucket"],
+            targets={each.name: each.slo for each in platform.tenants},
+        )
 
 
 def _print(answer: Mapping[str, Any]) -> None:

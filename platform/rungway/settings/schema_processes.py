@@ -35,6 +35,7 @@ class Gateway(Section):
         default=_GATEWAY.inter_token_timeout_s, description="Longest silence of a replica."
     )
     retries_max: CountOrZero = Field(default=_GATEWAY.retries_max, description="Attempts after the first.")
+    flights_max: Count = Field(default=_GATEWAY.flights_max, description="Requests that one gateway holds at a time.")
 
 
 _SHARES = _CONTROLLER.class_shares
