@@ -24,7 +24,7 @@ import yaml
 from rungway.contracts import ApiKey, Platform, Tenant
 from rungway.errors import ConfigError, Mistake
 from rungway.settings.cross import ADMIN_TENANT
-from rungway.settings.rules import Names
+from rungway.settings.rule import Names
 from rungway.settings.schema_tenant import KeysFile
 from rungway.settings.validate import validate
 from rungway.settings.yaml_lines import parse_document, read_document

@@ -18,7 +18,7 @@ from rungway.settings.cross import (
     check_tenant_names,
     reading_order,
 )
-from rungway.settings.rules import Names
+from rungway.settings.rule import Names
 from rungway.settings.schema import RUNGS, LadderFile, PlatformFile
 from rungway.settings.schema_tenant import KeysFile, TenantFile
 from rungway.settings.validate import mistake, validate

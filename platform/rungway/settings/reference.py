@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rungway.contracts import NUSD_PER_USD
-from rungway.settings import rules
+from rungway.settings.rule import Rule
 from rungway.settings.schema import LadderFile, PlatformFile
 from rungway.settings.schema_tenant import KeysFile, TenantFile, Terms
 from rungway.settings.validate import fields, inner_model, rule_of
@@ -94,7 +94,7 @@ def _row(path: str, allowed: str, default: str, field: FieldInfo, more: str) -> 
     return "| " + " | ".join(text.replace("|", "\\|") for text in (f"`{path}`", allowed, default, meaning)) + " |"
 
 
-def _default(field: FieldInfo, rule: rules.Rule) -> str:
+def _default(field: FieldInfo, rule: Rule) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)

@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from rungway.errors import Mistake
-from rungway.settings.rules import NULL_TEXT, Names, Rule, close, show
+from rungway.settings.rule import NULL_TEXT, Names, Rule, close, show
 from rungway.settings.section import Section
 from rungway.settings.yaml_lines import Document, Path_, redact, show_path
 
