@@ -12,10 +12,13 @@ from typing import Any, Protocol
 
 import pytest
 
+from engine.tiny_model import save_tiny_llama
+from rungway.engine.engine import NativeEngine
 from rungway.engine.fake import FakeEngine
 from rungway.engine.fake_script import TEXTS
 from rungway.engine.fake_stream import FakeProfile
 from rungway.engine.protocol import Delta, Engine, Sampling, Work
+from rungway.engine.tokenizer import HfTokenizer
 
 WAIT_S = 20.0
 BLOCK_TOKENS = 4
@@ -118,8 +121,6 @@ Open = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from engine.tiny_model import save_tiny_llama
-
     return save_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
 
 
@@ -127,29 +128,25 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def kit(request: pytest.FixtureRequest) -> Kit:
     if request.param == "fake":
         return FakeKit()
-    native = pytest.importorskip("rungway.engine.engine", reason="the native engine needs torch")
-    return NativeKit(native.NativeEngine, request.getfixturevalue("tiny_llama"))
+    return NativeKit(request.getfixturevalue("tiny_llama"))
 
 
 class NativeKit:
-    def __init__(self, kind: Any, path: Path) -> None:
-        from rungway.engine.tokenizer import HfTokenizer
-
-        self._kind = kind
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._tokenizer = HfTokenizer(path)
 
     def engine(self, *, max_num_seqs: int, max_context: int, kv_blocks: int) -> Engine:
-        engine: Engine = self._kind.from_dir(
+        return NativeEngine.from_dir(
             self._path,
             max_num_seqs=max_num_seqs,
             max_context=max_context,
+            max_num_batched_tokens=32,
             kv_blocks=kv_blocks,
             block_tokens=BLOCK_TOKENS,
             dtype="float32",
             device="cpu",
         )
-        return engine
 
     def prompt(self, text: str) -> tuple[list[int], str]:
         return self._tokenizer.encode(text), text

@@ -149,6 +149,9 @@ class Gateway:
     def of(self, request_id: str) -> list[Delta]:
         return [delta for message in self.messages for delta in message if delta.request_id == request_id]
 
+    def tokens(self, request_id: str) -> int:
+        return sum(len(delta.token_ids) for delta in self.of(request_id))
+
     def last(self, request_id: str) -> Delta | None:
         return next((delta for delta in self.of(request_id) if delta.usage is not None), None)
 
@@ -245,14 +248,14 @@ async def test_a_duplicate_start_is_ignored_while_running_and_after(rig: Rig) ->
     gateway.send(start("r"), start("other"))
     await until(lambda: rig.controller.end_of("other"))
     assert len(rig.controller.end_of("r")) == 1
-    assert sum(len(delta.token_ids) for delta in gateway.of("r")) == 8
+    assert gateway.tokens("r") == 8
 
 
 async def test_cancel_is_idempotent_and_reports_usage(rig: Rig) -> None:
     server = await rig.replica()
     gateway = await rig.gateway(server)
     gateway.send(start("r", "x [[hang=3]]"))
-    await until(lambda: sum(len(delta.token_ids) for delta in gateway.of("r")) == 3)
+    await until(lambda: gateway.tokens("r") == 3)
     gateway.send(Cancel("r"), Cancel("r"), Cancel("never heard of"))
     await until(lambda: rig.controller.ends)
     gateway.send(Cancel("r"), start("next"))
@@ -311,7 +314,7 @@ async def test_a_lost_gateway_frees_its_work_and_is_still_billed(rig: Rig) -> No
     gone, stays = await rig.gateway(server), await rig.gateway(server)
     gone.send(start("a", "x [[hang=2]]"), start("b", "x [[hang=2]]"))
     stays.send(start("c", "x [[hang=2]]"))
-    await until(lambda: len(gone.of("a")) == len(gone.of("b")) == len(stays.of("c")) == 2)
+    await until(lambda: gone.tokens("a") == gone.tokens("b") == stays.tokens("c") == 2)
     await gone.down()
     await until(lambda: len(rig.controller.ends) == 2)
     assert {(end.request_id, end.finish, end.usage.output_tokens) for end in rig.controller.ends} == {
@@ -374,7 +377,7 @@ async def test_an_engine_that_raises_makes_the_replica_unhealthy_and_settles_all
     server = await rig.replica(engine)
     gateway = await rig.gateway(server)
     gateway.send(start("old", "x [[hang=2]]"))
-    await until(lambda: len(gateway.of("old")) == 2)
+    await until(lambda: gateway.tokens("old") == 2)
 
     def broken(work: Work) -> None:
         raise RuntimeError("out of memory")
@@ -391,15 +394,16 @@ async def test_an_engine_that_raises_makes_the_replica_unhealthy_and_settles_all
     assert all((last := gateway.last(name)) and last.error == "engine_failed" for name in ("old", "new", "after"))
 
 
-async def test_a_dead_step_thread_makes_the_replica_unhealthy(rig: Rig) -> None:
+async def test_a_dead_step_thread_makes_the_replica_unhealthy(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build_engine(version(), rig.folder)
     server = await rig.replica(engine)
     gateway = await rig.gateway(server)
     gateway.send(start("r", "x [[hang=1]]"))
     await until(lambda: gateway.of("r"))
-    engine.failure = "step thread died"  # type: ignore[attr-defined]
+    monkeypatch.setattr(engine, "check", lambda: ["the engine's thread has died"])
     await until(lambda: rig.controller.ends)
     assert not server.healthy()
+    assert (rig.controller.ends[0].finish, rig.controller.ends[0].usage.output_tokens) == ("error", 1)
 
 
 async def test_a_fake_that_fails_at_start_does_not_register(rig: Rig) -> None:
@@ -456,7 +460,7 @@ async def test_a_killed_replica_is_settled_by_the_next_one(rig: Rig) -> None:
         victim = await Gateway(rig.controller.hellos[0].info.address).up()
         rig.gateways.append(victim)
         victim.send(start("r", "one two [[hang=5]]"), start("waiting", "x [[hang]]"))
-        await until(lambda: sum(len(delta.token_ids) for delta in victim.of("r")) == 5)
+        await until(lambda: victim.tokens("r") == 5)
     finally:
         child.send_signal(signal.SIGKILL)
         assert child.wait(WAIT_S) == -signal.SIGKILL
@@ -471,6 +475,8 @@ async def test_a_killed_replica_is_settled_by_the_next_one(rig: Rig) -> None:
 
 def test_build_engine_says_what_it_cannot_build(tmp_path: Path) -> None:
     assert isinstance(build_engine(version(), tmp_path), FakeEngine)
+    with pytest.raises(ModelError, match=r"small/fake: .*no-such-model"):
+        build_engine(version(backend="native", model=f"path:{tmp_path}/no-such-model"), tmp_path)
     with pytest.raises(ModelError, match="vllm is not part of this build"):
         build_engine(version(backend="vllm"), tmp_path)
     with pytest.raises(ModelError, match="small/fake: fake: fail must be"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rungway.contracts import FakeSpec, Version
+from rungway.engine import errors as engine_errors
 from rungway.engine.fake import FakeEngine
 from rungway.engine.fake_stream import FakeProfile
 from rungway.engine.protocol import Engine
@@ -12,14 +13,17 @@ from rungway.errors import ModelError
 
 
 def build_engine(version: Version, models_dir: Path) -> Engine:
-    """The engine of this version, not started. Raises ModelError where the backend is not built in, the model cannot be
-    had, or the fake profile is wrong."""
-    if version.backend == "fake":
-        return _fake(version)
-    raise ModelError(f"{version.pool}: backend {version.backend} is not part of this build; it has fake")
+    """The engine of this version, not started; fetches and converts a native model if `models_dir` lacks it. Raises
+    ModelError where the backend is not built in, the model cannot be had, or the fake profile is wrong."""
+    match version.backend:
+        case "fake":
+            return _fake(version)
+        case "native":
+            return _native(version, models_dir)
+    raise ModelError(f"{version.pool}: backend {version.backend} is not part of this build; native and fake are")
 
 
-def _fake(version: Version) -> FakeEngine:
+def _fake(version: Version) -> Engine:
     spec = version.fake or FakeSpec()
     try:
         profile = FakeProfile(
@@ -34,3 +38,23 @@ def _fake(version: Version) -> FakeEngine:
     except ValueError as error:
         raise ModelError(f"{version.pool}: {error}") from error
     return FakeEngine(profile, max_num_seqs=version.max_num_seqs, max_context=version.max_context)
+
+
+def _native(version: Version, models_dir: Path) -> Engine:
+    # Imported here: torch takes seconds and hundreds of megabytes that a fake replica should not pay.
+    from rungway.engine.engine import NativeEngine
+    from rungway.engine.loader import fetch_model
+
+    try:
+        return NativeEngine.from_dir(
+            fetch_model(version.model, models_dir),
+            max_num_seqs=version.max_num_seqs,
+            max_context=version.max_context,
+            max_num_batched_tokens=version.max_num_batched_tokens,
+            kv_blocks=version.kv_blocks,
+            block_tokens=version.block_tokens,
+            dtype=version.dtype,
+            device=version.device,
+        )
+    except engine_errors.ModelError as error:
+        raise ModelError(f"{version.pool}: {error}") from error

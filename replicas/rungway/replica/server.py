@@ -28,6 +28,7 @@ from rungway.replica.tokenlog import TokenLog, TokenLogError, adopt
 from rungway.types import AttemptEnd
 
 SEEN_MAX = 65_536
+CHECK_EVERY_REPORTS = 10
 FORBIDDEN_MAX = 4_096
 _NOTHING = EngineUsage(0, 0, 0)
 
@@ -69,6 +70,7 @@ class ReplicaServer:
         self._quiet.set()
         self._draining = False
         self._started = False
+        self._reports = 0
         self._failure: str | None = None
 
     @property
@@ -242,10 +244,9 @@ class ReplicaServer:
             self._on_gateway_lost(gateway)
 
     def _look_at_engine(self) -> None:
-        """Engines with a step thread say through `failure` that it died."""
-        failure = getattr(self._engine, "failure", None)
-        if isinstance(failure, str) and self._failure is None:
-            self._fail(failure)
+        """An engine whose step loop has died or whose block books do not balance says so in `check`."""
+        if self._failure is None and (problems := self._engine.check()):
+            self._fail("; ".join(problems))
 
     def _fail(self, why: str) -> None:
         """The engine is broken: settle what ran with what was counted; the deployment replaces an unhealthy replica."""
@@ -278,7 +279,9 @@ class ReplicaServer:
 
     def _report(self) -> Report:
         """Stats, and progress since the last report."""
-        self._look_at_engine()
+        self._reports += 1
+        if self._reports % CHECK_EVERY_REPORTS == 0:
+            self._look_at_engine()
         progress = []
         for attempt in self._running.values():
             if attempt.emitted != attempt.reported:
