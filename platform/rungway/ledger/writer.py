@@ -30,7 +30,8 @@ RETRY_S_MIN = 0.01
 RETRY_S_MAX = 1.0
 TRIES_HEALTHY = 6  # after so many failures of one batch (about 0.6 s) the writer counts as unhealthy
 
-Item = tuple[int, Sequence[LedgerRow], Sequence[AuditEntry], Sequence[AttemptEnd]]
+Waste = tuple[str, int]  # request id, engine output found after its row was written
+Item = tuple[int, Sequence[LedgerRow], Sequence[AuditEntry], Sequence[AttemptEnd], Sequence[Waste]]
 INT64_MAX = (1 << 63) - 1
 
 
@@ -73,10 +74,12 @@ class LedgerWriter:
         rows: Sequence[LedgerRow] = (),
         audit: Sequence[AuditEntry] = (),
         attempts: Sequence[AttemptEnd] = (),
+        waste: Sequence[Waste] = (),
     ) -> int:
         """Queue rows; the ticket is durable once `on_committed` has named it or a higher one. Rows and attempts that
-        are already there are left as they are. Raises LedgerError when full, closed or unhealthy."""
-        size = len(rows) + len(audit) + len(attempts)
+        are already there are left as they are; `waste` adds to the wasted tokens of a row that is. Raises LedgerError
+        when full, closed or unhealthy."""
+        size = len(rows) + len(audit) + len(attempts) + len(waste)
         with self._wake:
             if self._closing:
                 raise LedgerError("the ledger is closed")
@@ -86,7 +89,7 @@ class LedgerWriter:
                 raise LedgerError(f"the ledger is behind: {self._waiting} rows wait to be written")
             self._waiting += size
             self._ticket += 1
-            self._queue.append((self._ticket, rows, audit, attempts))
+            self._queue.append((self._ticket, rows, audit, attempts, waste))
             if self._sleeping:
                 self._wake.notify()
             return self._ticket
@@ -110,7 +113,7 @@ class LedgerWriter:
         while items := self._next():
             if not self._commit_until_done(items):
                 break
-            size = sum(len(rows) + len(entries) + len(ends) for _, rows, entries, ends in items)
+            size = sum(len(part) for item in items for part in item[1:])
             with self._wake:
                 self._waiting -= size
             self._on_committed(items[-1][0])
@@ -133,6 +136,7 @@ class LedgerWriter:
             rows=[msgspec.structs.astuple(row) for item in items for row in item[1]],
             entries=[entry for item in items for entry in item[2]],
             ends=[_flat(end) for item in items for end in item[3]],
+            waste=[pair for item in items for pair in item[4]],
         )
         tries, delay_s = 0, RETRY_S_MIN
         while True:
@@ -169,6 +173,9 @@ class LedgerWriter:
                 connection.exec_driver_sql(self._sql["ledger"], batch.rows)
             if batch.ends:
                 connection.exec_driver_sql(self._sql["engine_log"], batch.ends)
+            for request_id, tokens in batch.waste:
+                more = ledger.c.wasted_tokens + tokens
+                connection.execute(ledger.update().where(ledger.c.request_id == request_id).values(wasted_tokens=more))
         self._head = head
 
 
@@ -179,6 +186,7 @@ class _Batch:
     rows: list[tuple[Any, ...]]
     entries: list[AuditEntry]
     ends: list[tuple[Any, ...]]
+    waste: list[Waste]
     tried: chain.Head | None = None
 
     def clean(self) -> None:

@@ -1,0 +1,277 @@
+"""The controller as a process: held sends wait for the commit, quotas survive a restart, queries confine tenants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from control.harness import World, platform, tenant
+from rungway.channel import Client
+from rungway.contracts import Budget, Platform, Quotas
+from rungway.control.service import ControllerService
+from rungway.engine.protocol import EngineStats
+from rungway.messages import (
+    Answer,
+    AttemptAck,
+    AttemptEnded,
+    FinishAck,
+    Finished,
+    GatewayHello,
+    Granted,
+    Message,
+    Query,
+    Refused,
+    ReplicaHello,
+    ReplicaInfo,
+    Report,
+    Submit,
+    ToGateway,
+    ToReplica,
+)
+from rungway.types import Ask, AttemptEnd, Billing, Finish, Grant, Usage
+
+WAIT_S = 10.0
+
+
+class Peer:
+    """A gateway or replica of the test's own, on a real channel."""
+
+    def __init__(self, name: str, service: ControllerService, accept: Any, hello: Message) -> None:
+        async def resolve() -> str:
+            return service.address
+
+        self.seen: list[Message] = []
+        self.client = Client(name, resolve, service.platform.channel, accept, self.seen.append, self._up, lambda: None)
+        self.hello = hello
+
+    def _up(self) -> None:
+        self.client.send(self.hello)
+
+    async def wait(self, kind: type[Message], count: int = 1) -> list[Any]:
+        async with asyncio.timeout(WAIT_S):
+            while sum(isinstance(m, kind) for m in self.seen) < count:
+                await asyncio.sleep(0.005)
+        return [m for m in self.seen if isinstance(m, kind)]
+
+
+class Cellar:
+    """A controller with one gateway and one replica peer."""
+
+    def __init__(self, config: Platform) -> None:
+        self.config = config
+
+    async def start(self) -> None:
+        self.service = ControllerService(self.config, None, Path(self.config.state_dir))
+        await self.service.start()
+        self.gateway = Peer("g1", self.service, ToGateway, GatewayHello("g1", []))
+        info = ReplicaInfo("small-r1", "tcp://127.0.0.1:1", "small", "small-v1", 4, 100_000)
+        self.replica = Peer("small-r1", self.service, ToReplica, ReplicaHello(info, []))
+        await self.gateway.client.start()
+        await self.replica.client.start()
+        async with asyncio.timeout(WAIT_S):
+            while "small-r1" not in self.service.core.cell.replicas or not self.service.core.cell.gateways:
+                await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        await self.gateway.client.stop()
+        await self.replica.client.stop()
+        await self.service.stop()
+
+    def ask(self, number: int, **changes: Any) -> Ask:
+        world = World(tenant("acme"))
+        return msgspec.structs.replace(world.ask(), request_id=f"q{number}", **changes)
+
+    def report(self) -> None:
+        self.replica.client.send(Report("small-r1", EngineStats(0, 0, 0, 100, 100, 0), []))
+
+    async def serve(self, number: int, output: int = 20) -> Grant:
+        self.report()
+        self.gateway.client.send(Submit(self.ask(number)))
+        grants = await self.gateway.wait(Granted, number)
+        grant: Grant = grants[-1].grant
+        billing = Billing(
+            tenant="acme",
+            key_id="k",
+            tenant_class="interactive",
+            risk="normal",
+            action="read",
+            model="small",
+            tier="small",
+            version="small-v1",
+            rung=0,
+            degraded=(),
+            reason="ok",
+            price=grant.price,
+            gateway_id="g1",
+            received_wall_ns=1,
+        )
+        usage = Usage(prompt_tokens=10, output_tokens=output)
+        end = AttemptEnd(
+            request_id=grant.request_id,
+            attempt=1,
+            replica_id="small-r1",
+            usage=usage,
+            finish="stop",
+            billing=billing,
+            started_wall_ns=1,
+            ended_wall_ns=self.service.core.cell.tenants["acme"].budget.bounds[0] + 1,
+        )
+        self.replica.client.send(AttemptEnded(end))
+        self.gateway.client.send(
+            Finished(Finish(request_id=grant.request_id, outcome="completed", delivered={1: output}, ttft_ms=3.0))
+        )
+        await self.gateway.wait(FinishAck, number)
+        return grant
+
+    async def query(self, name: str, *, who: str = "platform", admin: bool = True, **args: object) -> tuple[int, Any]:
+        query_id = len(self.gateway.seen) + 1000
+        self.gateway.client.send(Query(query_id, name, json.dumps(args).encode(), who, admin))
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                for message in self.gateway.seen:
+                    if isinstance(message, Answer) and message.query_id == query_id:
+                        text = message.body.decode()
+                        return message.status, json.loads(text) if message.content_type.startswith("app") else text
+                await asyncio.sleep(0.005)
+
+
+def config(state_dir: Path, **changes: Any) -> Platform:
+    quotas = Quotas(requests_per_minute=3, tokens_per_minute=1000, concurrent_requests=None, queue_max=10)
+    acme = tenant("acme", quotas=quotas, budget=Budget(nusd=10_000_000_000), **changes)
+    return msgspec.structs.replace(platform(acme, tenant("beta")), state_dir=str(state_dir))
+
+
+@pytest.fixture
+async def cellar(tmp_path: Path) -> AsyncIterator[Cellar]:
+    running = Cellar(config(tmp_path))
+    await running.start()
+    yield running
+    await running.stop()
+
+
+async def test_a_request_is_settled_and_both_sides_are_acknowledged_after_the_commit(cellar: Cellar) -> None:
+    await cellar.serve(1)
+    await cellar.replica.wait(AttemptAck)
+    row = cellar.service.reader.row("q1")
+    assert row is not None and (row.outcome, row.output_tokens) == ("completed", 20)
+    status, truth = await cellar.query("engine_truth", since=0)
+    assert status == 200 and truth["totals"]["output_tokens"] == 20 and truth["reconcile"]["ok"]
+
+
+async def test_quotas_and_budget_survive_a_restart(tmp_path: Path) -> None:
+    first = Cellar(config(tmp_path))
+    await first.start()
+    for number in (1, 2, 3):
+        await first.serve(number)
+    spent = first.service.core.cell.tenants["acme"].budget.spent
+    await first.stop()
+    second = Cellar(config(tmp_path))
+    await second.start()
+    try:
+        assert second.service.core.cell.tenants["acme"].budget.spent == spent > 0
+        second.report()
+        second.gateway.client.send(Submit(second.ask(9)))
+        refused = await second.gateway.wait(Refused)
+        assert refused[0].refusal.code == "requests_per_minute"
+    finally:
+        await second.stop()
+
+
+async def test_output_found_after_the_bill_is_added_as_waste(cellar: Cellar) -> None:
+    grant = await cellar.serve(1)
+    late = msgspec.structs.replace(
+        AttemptEnd(
+            request_id=grant.request_id,
+            attempt=7,
+            replica_id="gone",
+            usage=Usage(prompt_tokens=10, output_tokens=5),
+            finish="lost",
+            billing=Billing(
+                tenant="acme",
+                key_id="k",
+                tenant_class="interactive",
+                risk="normal",
+                action="read",
+                model="small",
+                tier="small",
+                version="small-v1",
+                rung=0,
+                degraded=(),
+                reason="ok",
+                price=grant.price,
+                gateway_id="g1",
+                received_wall_ns=1,
+            ),
+            started_wall_ns=1,
+            ended_wall_ns=2,
+        )
+    )
+    cellar.replica.client.send(AttemptEnded(late))
+    await cellar.replica.wait(AttemptAck, 2)
+    row = cellar.service.reader.row("q1")
+    assert row is not None and (row.output_tokens, row.wasted_tokens) == (20, 5)
+    assert cellar.service.reader.reconcile()["ok"]
+
+
+async def test_a_tenant_sees_only_itself(cellar: Cellar) -> None:
+    await cellar.serve(1)
+    _, mine = await cellar.query("usage", who="acme", admin=False, tenant="beta")
+    assert mine["tenant"] == "acme" and mine["totals"]["requests"] == 1
+    _, other = await cellar.query("usage", who="beta", admin=False, tenant="acme")
+    assert other["totals"]["requests"] == 0
+    status, _ = await cellar.query("decision", who="beta", admin=False, request_id="q1")
+    assert status == 404
+    status, shown = await cellar.query("decision", who="acme", admin=False, request_id="q1")
+    assert status == 200 and shown["request"]["decision"]["reason"] == "ok"
+    for name in ("pools", "config", "reload", "engine_truth", "ladder_set", "audit_verify"):
+        assert (await cellar.query(name, who="acme", admin=False))[0] == 403
+    _, live = await cellar.query("live", who="beta", admin=False)
+    assert set(live["tenants"]) == {"beta"}
+
+
+async def test_bad_arguments_are_named(cellar: Cellar) -> None:
+    for name, args, param in [
+        ("usage", {"since": "x"}, "since"),
+        ("usage", {"bucket": 0}, "bucket"),
+        ("audit", {"limit": 10**9}, "limit"),
+        ("ladder_set", {"rung": "nope"}, "rung"),
+        ("ladder_set", {"rung": "defer", "pool": "nope"}, "pool"),
+        ("ladder_set", {"rung": "defer", "tenant_class": "nope"}, "tenant_class"),
+    ]:
+        status, body = await cellar.query(name, **args)
+        assert status == 400 and body["error"]["param"] == param, (name, args, body)
+    assert (await cellar.query("nonsense"))[0] == 404
+
+
+async def test_an_override_is_audited_and_ends(cellar: Cellar) -> None:
+    status, body = await cellar.query("ladder_set", rung="defer", pool="small", why="drill", ttl_s=60)
+    assert status == 200 and body["changed"] == 6
+    cellar.report()
+    cellar.gateway.client.send(Submit(cellar.ask(1)))
+    refused = await cellar.gateway.wait(Refused)
+    assert refused[0].refusal.code == "deferred"
+    await cellar.query("ladder_clear")
+    _, ladder = await cellar.query("ladder")
+    assert not any(scope["override"] for scope in ladder["scopes"])
+    _, audit = await cellar.query("audit", kind="override")
+    assert [row["detail"]["action"] for row in audit["data"]] == ["set", "clear"]
+    assert (await cellar.query("audit_verify"))[1]["ok"]
+
+
+async def test_metrics_are_parsable_and_bounded(cellar: Cellar) -> None:
+    await cellar.serve(1)
+    status, text = await cellar.query("metrics", who="", admin=False)
+    assert status == 200
+    assert 'rungway_requests_total{class="interactive",outcome="completed",tenant="acme",tier="small"} 1.0' in text
+    assert 'rungway_rung{pool="small",tenant_class="interactive"} 0.0' in text
+    cellar.service.metrics.increments(
+        [("rungway_refused_total", (f"junk-{n}", "invalid_request"), 1.0) for n in range(500)]
+    )
+    _, text = await cellar.query("metrics")
+    assert "junk" not in text and 'tenant="other"' in text
