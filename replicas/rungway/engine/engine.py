@@ -1,0 +1,171 @@
+"""NativeEngine: the step loop in a worker thread, requests and deltas on the event loop.
+
+The loop thread only appends to an inbox; the worker empties it between steps, so a cancellation frees its blocks before
+the next step is scheduled. The worker waits when the event loop has not taken the deltas of `DELIVERIES_MAX` steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rungway.engine.assemble import Sizes, directory_parts, module_parts, pick_device
+from rungway.engine.blocks import BlockPool
+from rungway.engine.core import Core
+from rungway.engine.protocol import Delta, EngineStats, OnDeltas, Work
+from rungway.engine.runner import Runner
+from rungway.engine.scheduler import Scheduler
+from rungway.engine.tokenizer import Vocabulary
+
+DELIVERIES_MAX = 64
+WAITING_MAX = 4096
+_WAKE_S = 0.5  # the worker looks at its stop flag at least this often
+
+
+class NativeEngine:
+    """Implements protocol.Engine. Make one with `from_dir`, `from_module` (a ready torch module) or from any Runner."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        vocabulary: Vocabulary,
+        sizes: Sizes,
+        *,
+        waiting_max: int = WAITING_MAX,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self.max_num_seqs = sizes.max_num_seqs
+        self.kv_tokens = sizes.kv_tokens
+        self.context = sizes.context
+        scheduler = Scheduler(
+            BlockPool(sizes.kv_blocks, sizes.block_tokens),
+            max_num_seqs=sizes.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+        )
+        self._core = Core(
+            runner, vocabulary, scheduler, context=sizes.context, waiting_max=waiting_max, clock_ns=clock_ns
+        )
+        self._inbox: deque[Work | str] = deque()
+        self._wake = threading.Condition()
+        self._deliveries = threading.BoundedSemaphore(DELIVERIES_MAX)
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_deltas: OnDeltas | None = None
+
+    @classmethod
+    def from_dir(
+        cls,
+        path: Path,
+        *,
+        max_num_seqs: int,
+        max_context: int,
+        max_num_batched_tokens: int,
+        kv_blocks: int | None,
+        block_tokens: int,
+        dtype: str = "auto",
+        device: str = "auto",
+    ) -> NativeEngine:
+        """Loads a model directory (loader.py). `kv_blocks` None = what `max_num_seqs` full contexts need, within a
+        memory bound. `dtype`: auto | float32 | bfloat16; auto takes what computes faster here. Raises ModelError."""
+        wish = Sizes(max_num_seqs, max_context, max_num_batched_tokens, kv_blocks or 0, block_tokens)
+        return cls(*directory_parts(path, wish, dtype, pick_device(device)))
+
+    @classmethod
+    def from_module(
+        cls,
+        module: Any,
+        vocabulary: Vocabulary,
+        *,
+        max_num_seqs: int,
+        max_context: int,
+        max_num_batched_tokens: int,
+        kv_blocks: int | None,
+        block_tokens: int,
+        dtype: str = "float32",
+        device: str = "cpu",
+    ) -> NativeEngine:
+        """From a transformers causal language model in memory: its `config` and its tensors are read, not its code."""
+        wish = Sizes(max_num_seqs, max_context, max_num_batched_tokens, kv_blocks or 0, block_tokens)
+        return cls(*module_parts(module, vocabulary, wish, dtype, pick_device(device)))
+
+    async def start(self, on_deltas: OnDeltas) -> None:
+        assert self._thread is None, "an engine starts once"
+        self._loop = asyncio.get_running_loop()
+        self._on_deltas = on_deltas
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Work) -> None:
+        self._post(work)
+
+    def cancel(self, request_id: str) -> None:
+        self._post(request_id)
+
+    def stats(self) -> EngineStats:
+        return self._core.stats()
+
+    def check(self) -> list[str]:
+        problems = self._core.check()
+        if self._thread is not None and not self._thread.is_alive() and not self._stopping:
+            problems.append("the engine's thread has died")
+        return problems
+
+    async def stop(self) -> None:
+        """Cancels what still runs, delivers the last deltas and ends the thread. A second call does nothing."""
+        if self._thread is None or self._stopping:
+            return
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        while self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, _WAKE_S)
+        await asyncio.sleep(0)  # the last delivery was queued before the thread ended
+
+    def _post(self, item: Work | str) -> None:
+        with self._wake:
+            self._inbox.append(item)
+            self._wake.notify()
+
+    def _work(self) -> None:
+        """The worker thread. Whatever ends it, every request gets its last delta first."""
+        try:
+            while not self._stopping:
+                deltas = self._drain()
+                if self._core.busy:
+                    deltas += self._core.step()
+                self._deliver(deltas)
+                with self._wake:
+                    if not (self._inbox or self._core.busy or self._stopping):
+                        self._wake.wait(_WAKE_S)
+        finally:
+            self._deliver(self._drain() + self._core.cancel_all())
+
+    def _drain(self) -> list[Delta]:
+        deltas: list[Delta] = []
+        while self._inbox:
+            item = self._inbox.popleft()
+            deltas += self._core.cancel(item) if isinstance(item, str) else self._core.add(item)
+        return deltas
+
+    def _deliver(self, deltas: list[Delta]) -> None:
+        if not deltas:
+            return
+        assert self._loop is not None
+        while not self._deliveries.acquire(timeout=_WAKE_S):
+            if self._loop.is_closed():
+                return
+        try:
+            self._loop.call_soon_threadsafe(self._hand_over, deltas)
+        except RuntimeError:  # the loop was closed without stop(): nobody is left to tell
+            self._stopping = True
+
+    def _hand_over(self, deltas: list[Delta]) -> None:
+        self._deliveries.release()
+        assert self._on_deltas is not None
+        self._on_deltas(deltas)

@@ -1,0 +1,33 @@
+"""Moving averages of a step's duration and of token rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_KEEP = 0.9  # weight of the past at each step
+
+
+class Meter:
+    """`start` before the model runs, `stop` after. Rates are tokens of one kind per second of the steps that had any."""
+
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        self._clock_ns = clock_ns
+        self._started_ns = 0
+        self.step_ms = 0.0
+        self.prefill_tokens_per_s = 0.0
+        self.decode_tokens_per_s = 0.0
+
+    def start(self) -> None:
+        self._started_ns = self._clock_ns()
+
+    def stop(self, *, prefilled: int, decoded: int) -> None:
+        spent_ns = max(1, self._clock_ns() - self._started_ns)
+        self.step_ms = _blend(self.step_ms, spent_ns / 1e6)
+        if prefilled:
+            self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, prefilled * 1e9 / spent_ns)
+        if decoded:
+            self.decode_tokens_per_s = _blend(self.decode_tokens_per_s, decoded * 1e9 / spent_ns)
+
+
+def _blend(past: float, now: float) -> float:
+    return now if past == 0.0 else _KEEP * past + (1.0 - _KEEP) * now

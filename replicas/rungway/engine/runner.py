@@ -1,0 +1,129 @@
+"""Turns a step of the scheduler into tensors, runs the model and returns the logits that are needed.
+
+Block tables live in one array, a row per running sequence, and change only where a sequence has grown: the work per
+step in Python does not depend on how long the sequences are.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from rungway.engine.blocks import NULL_BLOCK
+from rungway.engine.model import Batch, Decoder, Span
+from rungway.engine.scheduler import Slice
+from rungway.engine.sequence import Sequence
+
+_SMALL = 8  # blocks; decodes up to this length are never split into groups
+
+
+class Step(NamedTuple):
+    """`logits`: [len(sequences), vocabulary], one row for each sequence whose known tokens are now all computed."""
+
+    sequences: list[Sequence]
+    logits: torch.Tensor
+
+
+class Runner(Protocol):
+    """Computes slices. Implementations: TorchRunner, and scripted ones in tests of the scheduler."""
+
+    vocab_size: int
+
+    def run(self, step: list[Slice]) -> Step: ...
+
+
+class TorchRunner:
+    """A decoder with its KV cache. Used from one thread."""
+
+    def __init__(self, model: Decoder, *, rows: int, blocks: int, block_tokens: int, blocks_per_row: int) -> None:
+        """`blocks` usable ones (the null block comes on top); `rows` sequences at once of up to `blocks_per_row`."""
+        self.vocab_size = model.arch.vocab_size
+        self.dtype = model.dtype
+        self._model = model
+        self._block_tokens = block_tokens
+        self._cache = model.cache(blocks + 1, block_tokens)
+        self._tables = np.full((rows, blocks_per_row), NULL_BLOCK, dtype=np.int64)
+        self._known: list[tuple[Sequence | None, int, int]] = [(None, 0, 0)] * rows
+
+    @torch.inference_mode()
+    def run(self, step: list[Slice]) -> Step:
+        """Raises RuntimeError (torch's) when the device fails; the cache content of the step is then undefined."""
+        for seq, _ in step:
+            self._update_table(seq)
+        singles = sorted((item.seq for item in step if item.size == 1), key=lambda seq: len(seq.blocks))
+        chunks = [item for item in step if item.size > 1]
+        batch, sequences = self._batch(singles, chunks)
+        return Step(sequences, self._model.forward(batch, self._cache))
+
+    def _update_table(self, seq: Sequence) -> None:
+        count = len(seq.blocks)
+        owner, preemptions, written = self._known[seq.row]
+        if owner is not seq or preemptions != seq.preemptions:
+            written = 0
+        if written != count:
+            self._tables[seq.row, written:count] = seq.blocks[written:]
+            self._known[seq.row] = (seq, seq.preemptions, count)
+
+    def _batch(self, singles: list[Sequence], chunks: list[Slice]) -> tuple[Batch, list[Sequence]]:
+        ids = [seq.tokens[seq.computed] for seq in singles]
+        rows = np.array([seq.row for seq in singles], dtype=np.int64)
+        positions = np.array([seq.computed for seq in singles], dtype=np.int64)
+        spans = self._decode_spans(singles, rows, positions)
+        outputs = [at for at, seq in enumerate(singles) if seq.wanted == 1]
+        sequences = [singles[at] for at in outputs]
+        all_rows, all_positions = [rows], [positions]
+        for seq, count in chunks:
+            start, first = len(ids), seq.computed
+            ids += seq.tokens[first : first + count]
+            all_rows.append(np.full(count, seq.row, dtype=np.int64))
+            all_positions.append(np.arange(first, first + count, dtype=np.int64))
+            spans.append(self._chunk_span(seq, start, count))
+            if seq.wanted == count:
+                outputs.append(start + count - 1)
+                sequences.append(seq)
+        rows, positions = np.concatenate(all_rows), np.concatenate(all_positions)
+        slots = (
+            self._tables[rows, positions // self._block_tokens] * self._block_tokens + positions % self._block_tokens
+        )
+        return (
+            Batch(
+                ids=self._to_device(np.array(ids, dtype=np.int64)),
+                positions=self._to_device(positions),
+                slots=self._to_device(slots),
+                outputs=self._to_device(np.array(outputs, dtype=np.int64)),
+                spans=spans,
+            ),
+            sequences,
+        )
+
+    def _decode_spans(self, singles: list[Sequence], rows: np.ndarray, positions: np.ndarray) -> list[Span]:
+        """Sequences sorted by length, cut where the length doubles, so that padding stays below the useful work."""
+        spans = []
+        start = 0
+        while start < len(singles):
+            most = max(_SMALL, 2 * len(singles[start].blocks))
+            stop = start + 1
+            while stop < len(singles) and len(singles[stop].blocks) <= most:
+                stop += 1
+            width = int(positions[start:stop].max()) // self._block_tokens + 1
+            blocks = self._to_device(self._tables[rows[start:stop], :width].reshape(-1))
+            keys = np.arange(width * self._block_tokens)
+            hidden = self._to_device(keys[None, :] > positions[start:stop, None])
+            mask = torch.zeros(hidden.shape, dtype=self._model.dtype, device=self._model.device)
+            mask.masked_fill_(hidden, float("-inf"))
+            spans.append(Span(start, stop, stop - start, blocks, mask[:, None, None]))
+            start = stop
+        return spans
+
+    def _chunk_span(self, seq: Sequence, start: int, count: int) -> Span:
+        width = (seq.computed + count - 1) // self._block_tokens + 1
+        shape = (count, width * self._block_tokens)
+        mask = torch.full(shape, float("-inf"), dtype=self._model.dtype, device=self._model.device)
+        mask.triu_(seq.computed + 1)
+        blocks = self._to_device(self._tables[seq.row, :width].copy())
+        return Span(start, start + count, 1, blocks, mask[None, None])
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._model.device)

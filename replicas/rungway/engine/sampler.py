@@ -1,0 +1,184 @@
+"""Logits to tokens, for all rows of a step at once. The order of processing stands in protocol.Sampling.
+
+Randomness is a function of (seed, sequence index, position): one uniform number picks the token by inverse CDF. It does
+not depend on the batch, on preemption or on the replica, so a seeded answer can be had again anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from rungway.engine.protocol import Sampling
+
+CANDIDATES = 256  # sorted head of the distribution that nearly always decides top-k, top-p and min-p
+LOGPROB_MIN = -9999.0
+_GREEDY_BELOW = 1e-5
+
+
+class Row(NamedTuple):
+    """One row to sample: `tokens[:prompt]` were asked, the rest is the answer so far. `position` counts the
+    tokens of the answer including those of earlier attempts."""
+
+    sampling: Sampling
+    tokens: list[int]
+    prompt: int
+    seed: int
+    sample: int
+    position: int
+
+
+class Sampled(NamedTuple):
+    """`token` is None when the row's logits are not finite. `top`: (token, logprob), best first."""
+
+    token: int | None
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+def uniform(seed: int, index: int, position: int) -> float:
+    """A number in [0, 1) that depends on nothing else."""
+    key = b"%d/%d/%d" % (seed, index, position)
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") / 2.0**64
+
+
+def sample(logits: torch.Tensor, rows: list[Row]) -> list[Sampled]:
+    """`logits`: [rows, vocabulary], any float type, not changed. Never raises for what a request asks: a row without a
+    finite distribution gives token None."""
+    raw = logits.float()
+    scores = torch.log_softmax(raw, dim=-1)
+    processed = _processed(raw, rows)
+    tokens = processed.argmax(-1).tolist()
+    for at, token in _drawn(processed, rows):
+        tokens[at] = token
+    chosen = scores.gather(1, torch.tensor(tokens, device=raw.device)[:, None])[:, 0]
+    tops = _alternatives(scores, rows)
+    return [
+        Sampled(token if np.isfinite(logprob) else None, max(logprob, LOGPROB_MIN), tops.get(at, []))
+        for at, (token, logprob) in enumerate(zip(tokens, chosen.tolist(), strict=True))
+    ]
+
+
+def _alternatives(scores: torch.Tensor, rows: list[Row]) -> dict[int, list[tuple[int, float]]]:
+    wanted = [at for at, row in enumerate(rows) if row.sampling.logprobs]
+    if not wanted:
+        return {}
+    most = min(max(rows[at].sampling.logprobs or 0 for at in wanted), scores.shape[1])
+    values, ids = torch.topk(scores[wanted], most, dim=-1)
+    pairs = zip(wanted, ids.tolist(), values.tolist(), strict=True)
+    return {
+        at: [(token, max(value, LOGPROB_MIN)) for token, value in zip(tokens, best, strict=True)][
+            : rows[at].sampling.logprobs
+        ]
+        for at, tokens, best in pairs
+    }
+
+
+def _processed(raw: torch.Tensor, rows: list[Row]) -> torch.Tensor:
+    """Raw logits with bias and penalties; the input itself where no row asks for any."""
+    processed = raw
+    for at, row in enumerate(rows):
+        ask = row.sampling
+        if not (ask.logit_bias or _penalised(ask)):
+            continue
+        if processed is raw:
+            processed = raw.clone()
+        if ask.logit_bias:
+            ids = torch.tensor(list(ask.logit_bias), device=raw.device)
+            processed[at, ids] += torch.tensor(list(ask.logit_bias.values()), device=raw.device)
+        if _penalised(ask):
+            _penalise(processed[at], row)
+    return processed
+
+
+def _penalised(ask: Sampling) -> bool:
+    return ask.repetition_penalty != 1.0 or ask.frequency_penalty != 0.0 or ask.presence_penalty != 0.0
+
+
+def _penalise(logits: torch.Tensor, row: Row) -> None:
+    """In place. Repetition (Keskar et al. 2019) looks at prompt and answer; frequency and presence at the answer."""
+    ask = row.sampling
+    if ask.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted(set(row.tokens)), device=logits.device)
+        values = logits[seen]
+        logits[seen] = torch.where(values > 0, values / ask.repetition_penalty, values * ask.repetition_penalty)
+    counts = Counter(row.tokens[row.prompt :])
+    if counts:
+        ids = torch.tensor(list(counts), device=logits.device)
+        amounts = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)
+        logits[ids] -= ask.frequency_penalty * amounts + ask.presence_penalty
+
+
+def _drawn(processed: torch.Tensor, rows: list[Row]) -> list[tuple[int, int]]:
+    """(row, token) for every row with a temperature."""
+    hot = [at for at, row in enumerate(rows) if row.sampling.temperature >= _GREEDY_BELOW]
+    if not hot:
+        return []
+    heat = torch.tensor([[rows[at].sampling.temperature] for at in hot], device=processed.device)
+    probs = torch.softmax((processed if len(hot) == len(rows) else processed[hot]) / heat, dim=-1)
+    cut = [at for at, row in enumerate(hot) if _filtered(rows[row].sampling)]
+    whole = [at for at in range(len(hot)) if at not in set(cut)]
+    result = _draw_whole(probs, [(at, rows[hot[at]]) for at in whole])
+    result += _draw_filtered(probs, [(at, rows[hot[at]]) for at in cut])
+    return [(hot[at], token) for at, token in result]
+
+
+def _filtered(ask: Sampling) -> bool:
+    return ask.top_k > 0 or ask.top_p < 1.0 or ask.min_p > 0.0
+
+
+def _draw_whole(probs: torch.Tensor, rows: list[tuple[int, Row]]) -> list[tuple[int, int]]:
+    """Inverse CDF over the whole vocabulary, in id order."""
+    if not rows:
+        return []
+    cdf = probs[[at for at, _ in rows]].cumsum(-1, dtype=torch.float64)
+    points = torch.tensor([[uniform(row.seed, row.sample, row.position)] for _, row in rows], dtype=torch.float64)
+    found = torch.searchsorted(cdf, points.to(cdf.device) * cdf[:, -1:], right=True)
+    tokens = found[:, 0].clamp_(max=probs.shape[1] - 1).tolist()
+    return [(at, token) for (at, _), token in zip(rows, tokens, strict=True)]
+
+
+def _draw_filtered(probs: torch.Tensor, rows: list[tuple[int, Row]]) -> list[tuple[int, int]]:
+    """The kept tokens are a head of the sorted distribution; sort only as far as needed to know it."""
+    if not rows:
+        return []
+    size = min(CANDIDATES, probs.shape[1])
+    values, ids = (part.cpu() for part in torch.topk(probs[[at for at, _ in rows]], size, dim=-1))
+    result = []
+    for at, (source, row) in enumerate(rows):
+        head, head_ids = values[at].double().numpy(), ids[at].numpy()
+        kept = _kept(head, row.sampling, complete=size == probs.shape[1])
+        if kept is None:
+            full, full_ids = torch.sort(probs[source], descending=True, stable=True)
+            head, head_ids = full.cpu().double().numpy(), full_ids.cpu().numpy()
+            kept = _kept(head, row.sampling, complete=True) or 1
+        cdf = np.cumsum(head[:kept])
+        point = uniform(row.seed, row.sample, row.position) * cdf[-1]
+        result.append((source, int(head_ids[min(int(np.searchsorted(cdf, point, side="right")), kept - 1)])))
+    return result
+
+
+def _kept(head: np.ndarray, ask: Sampling, *, complete: bool) -> int | None:
+    """How many of the sorted probabilities stay: min-p, then top-k, then top-p of what is left. None when `head`, the
+    largest ones only, is too short to tell."""
+    size = len(head)
+    kept = size
+    if ask.min_p > 0.0:
+        kept = max(1, int(np.count_nonzero(head >= ask.min_p * head[0])))
+    if ask.top_k > 0:
+        kept = min(kept, ask.top_k)
+    bounded = complete or kept < size or ask.top_k == size
+    if ask.top_p >= 1.0:
+        return kept if bounded else None
+    cdf = np.cumsum(head[:kept])
+    total = cdf[-1] if bounded else 1.0
+    if not bounded and (ask.top_k > 0 or ask.min_p > 0.0):
+        return None
+    reached = int(np.searchsorted(cdf, ask.top_p * total, side="left")) + 1
+    if reached > kept:
+        return kept if bounded else None
+    return reached

@@ -1,0 +1,81 @@
+"""One sample in the making (Sequence) and the request that it belongs to (Group)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from rungway.engine.protocol import Work
+
+
+class Status(StrEnum):
+    """held: waits for its group's first member to compute the shared prompt. Transitions are in scheduler.py."""
+
+    HELD = "held"
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class Sequence:
+    """Tokens known and tokens computed: a step computes some of the difference and samples when it reaches zero.
+
+    `tokens` = prompt + resumed + sampled. The KV cache holds positions 0..computed-1, in `blocks`. `row` is the
+    runner's slot while blocks are held on a running sequence, else -1.
+    """
+
+    __slots__ = (
+        "arrival",
+        "blocks",
+        "charged",
+        "computed",
+        "context",
+        "group",
+        "index",
+        "limit",
+        "preemptions",
+        "row",
+        "status",
+        "tokens",
+    )
+
+    def __init__(self, group: Group, index: int, arrival: int, limit: int) -> None:
+        """`limit` = length at which the sequence ends (prompt + max_tokens, capped by the context)."""
+        resume = group.work.resume[index] if index < len(group.work.resume) else []
+        self.group = group
+        self.index = index
+        self.arrival = arrival
+        self.limit = limit
+        self.tokens: list[int] = [*group.work.prompt_ids, *resume]
+        self.context = len(self.tokens)  # prompt + resumed: what this attempt did not sample
+        self.computed = 0
+        self.charged = 0  # tokens that the share has paid for; recomputation is free
+        self.blocks: list[int] = []
+        self.row = -1
+        self.status = Status.HELD
+        self.preemptions = 0
+
+    @property
+    def wanted(self) -> int:
+        """Tokens whose keys and values are not computed yet; 1 while decoding."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def priority(self) -> int:
+        return self.group.work.priority
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Lower is more worth keeping: priority band, then age."""
+        return (self.group.work.priority, self.arrival)
+
+
+class Group:
+    """All sequences of one Work. `sampled` counts this attempt's tokens over all of them."""
+
+    __slots__ = ("live", "members", "sampled", "work")
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.members: list[Sequence] = []
+        self.live = work.sequences
+        self.sampled = 0

@@ -1,0 +1,194 @@
+"""Text <-> token ids, light enough for the gateway: no torch, no transformers.
+
+Only byte-level BPE tokenizers are accepted (Llama 3, Qwen, SmolLM): for them each token is a fixed byte string, which
+makes streaming exact. What `encode` does with special tokens: literals such as `<|im_end|>` become the control token,
+unless they were shielded by `render_chat` (see chat.py). A raw completions prompt is the caller's own in full, so its
+literals count, as in other servers; a chat message's never do. Added tokens that the model does not call special
+(`<tool_call>`) are ordinary text with an id of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer as Backend
+
+from rungway.engine.chat import GUARD, ChatTemplate, shield
+from rungway.engine.errors import ModelError, PromptError
+
+
+class Tokenizer(Protocol):
+    """What gateway and replica need of a tokenizer. `render_chat` raises PromptError."""
+
+    vocab_size: int
+    eos_ids: frozenset[int]
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def count(self, text: str) -> int: ...
+
+    def render_chat(self, messages: list[dict[str, str]]) -> str: ...
+
+
+class Vocabulary(Protocol):
+    """What the engine needs beyond ids: the bytes that each token adds to the text (special tokens: none)."""
+
+    vocab_size: int
+    eos_ids: frozenset[int]
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+    def token_name(self, token: int) -> bytes: ...
+
+
+def load_tokenizer(backend: str, path: Path | None) -> Tokenizer:
+    """The tokenizer for a backend: words for `fake`, else the model directory's own. Raises ModelError."""
+    if backend == "fake":
+        return WordTokenizer()
+    if path is None:
+        raise ModelError(f"backend {backend!r} needs a model directory for its tokenizer")
+    return HfTokenizer(path)
+
+
+class WordTokenizer:
+    """For the fake engine: one token per whitespace-separated word, at least one; ids carry no meaning."""
+
+    vocab_size = 1 << 16
+    eos_ids: frozenset[int] = frozenset()
+
+    def encode(self, text: str) -> list[int]:
+        return list(range(self.count(text)))
+
+    def count(self, text: str) -> int:
+        return max(1, len(text.split()))
+
+    def render_chat(self, messages: list[dict[str, str]]) -> str:
+        return "".join(f"{message.get('role', '')}: {message.get('content', '')}\n" for message in messages)
+
+
+class HfTokenizer:
+    """A model directory's tokenizer.json. Safe to share between threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._config = _read_json(path / "tokenizer_config.json")
+        self._backend = _backend(path / "tokenizer.json")
+        model_config = _read_json(path / "config.json")
+        self.vocab_size = int(model_config.get("vocab_size", self._backend.get_vocab_size()))
+        self.eos_ids = _eos_ids(path, model_config, self._backend)
+        self._specials = {
+            token.content: index for index, token in self._backend.get_added_tokens_decoder().items() if token.special
+        }
+        self._added = {index: token.content for index, token in self._backend.get_added_tokens_decoder().items()}
+        self._literals = sorted(self._specials, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, self._literals))) if self._literals else None
+        self._prefix = self._backend.encode("", add_special_tokens=True).ids
+        self._backend.encode_special_tokens = True  # from here on, plain runs only
+        self._template = self._load_template(path)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids, with the model's own beginning token where it has one (never twice)."""
+        ids: list[int] = []
+        start = 0
+        for match in self._pattern.finditer(text) if self._pattern else ():
+            ids += self._plain(text[start : match.start()])
+            ids.append(self._specials[match[0]])
+            start = match.end()
+        ids += self._plain(text[start:])
+        return ids if ids[: len(self._prefix)] == self._prefix else [*self._prefix, *ids]
+
+    def count(self, text: str) -> int:
+        return len(self.encode(text))
+
+    def render_chat(self, messages: list[dict[str, str]]) -> str:
+        """The prompt for `messages`; for `encode` only, as it may hold GUARD characters. Raises PromptError."""
+        if self._template is None:
+            raise PromptError("this model has no chat template; use the completions endpoint")
+        shielded = [
+            {name: shield(value, self._pattern, self._literals) for name, value in message.items()}
+            for message in messages
+        ]
+        return self._template.render(shielded)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What `token` adds to the text; nothing for special tokens and for ids that the vocabulary leaves unused."""
+        added = self._added.get(token)
+        if added is not None:
+            return b"" if added in self._specials else added.encode()
+        return self.token_name(token)
+
+    def token_name(self, token: int) -> bytes:
+        """Bytes that stand for `token` in a list of alternatives: special tokens show their literal."""
+        added = self._added.get(token)
+        if added is not None:
+            return added.encode()
+        text = self._backend.id_to_token(token)
+        return b"" if text is None else bytes(_BYTE_OF[char] for char in text)
+
+    def _plain(self, text: str) -> list[int]:
+        if not text:
+            return []
+        return list(self._backend.encode(text.replace(GUARD, ""), add_special_tokens=False).ids)
+
+    def _load_template(self, path: Path) -> ChatTemplate | None:
+        file = path / "chat_template.jinja"
+        source = file.read_text(encoding="utf-8") if file.is_file() else self._config.get("chat_template")
+        if isinstance(source, list):  # named templates: [{"name": "default", "template": ...}]
+            source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
+        if not source:
+            return None
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        values = {name: self._config[name] for name in names if self._config.get(name)}
+        variables = {name: value["content"] if isinstance(value, dict) else value for name, value in values.items()}
+        return ChatTemplate(source, variables)
+
+
+def _backend(path: Path) -> Backend:
+    try:
+        backend = Backend.from_str(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelError(f"{path} is not a tokenizer: {error}") from error
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    if any(char not in _BYTE_OF for token in backend.get_vocab() if token not in added for char in token):
+        raise ModelError(f"{path} is not a byte-level tokenizer; only those are supported")
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _eos_ids(path: Path, config: dict[str, Any], backend: Backend) -> frozenset[int]:
+    value = _read_json(path / "generation_config.json").get("eos_token_id", config.get("eos_token_id"))
+    if value is None:
+        return frozenset()
+    return frozenset(value) if isinstance(value, list) else frozenset({int(value)})
+
+
+def _byte_alphabet() -> Iterator[tuple[str, int]]:
+    """The printable stand-ins that byte-level BPE uses for the 256 bytes (GPT-2's table)."""
+    spare = 256
+    for byte in range(256):
+        if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or 0xAE <= byte <= 0xFF:
+            yield chr(byte), byte
+        else:
+            yield chr(spare), byte
+            spare += 1
+
+
+_BYTE_OF: dict[str, int] = dict(_byte_alphabet())

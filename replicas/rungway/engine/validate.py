@@ -1,0 +1,50 @@
+"""What makes a request impossible, found before it costs anything. A bad request ends alone."""
+
+from __future__ import annotations
+
+import math
+
+from rungway.engine.protocol import Sampling, Work
+
+SEQUENCES_MAX = 128
+LOGPROBS_MAX = 64
+STOPS_MAX = 64
+
+
+def problem(work: Work, *, vocab_size: int, context: int) -> str | None:
+    """Why `work` cannot run, in words for its sender, or None. `context` = positions that one sequence may have."""
+    if not 1 <= work.sequences <= SEQUENCES_MAX:
+        return f"sequences must be between 1 and {SEQUENCES_MAX}, not {work.sequences}"
+    if len(work.resume) > work.sequences:
+        return "resume names more sequences than asked for"
+    if not work.prompt_ids:
+        return "the prompt has no tokens"
+    longest = len(work.prompt_ids) + max((len(tokens) for tokens in work.resume), default=0)
+    if longest >= context:
+        return f"prompt of {longest} tokens leaves no room in a context of {context}"
+    for tokens in (work.prompt_ids, *work.resume):
+        if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+            return f"a token id is outside the vocabulary of {vocab_size}"
+    if not (work.weight > 0 and math.isfinite(work.weight)):
+        return f"weight must be positive, not {work.weight}"
+    return _sampling_problem(work.sampling, vocab_size)
+
+
+def _sampling_problem(ask: Sampling, vocab_size: int) -> str | None:
+    numbers = (ask.temperature, ask.top_p, ask.min_p, ask.presence_penalty, ask.frequency_penalty)
+    if not all(math.isfinite(number) for number in (*numbers, ask.repetition_penalty, *ask.logit_bias.values())):
+        return "a sampling parameter is not a finite number"
+    bad = next((token for token in ask.logit_bias if not 0 <= token < vocab_size), None)
+    if bad is not None:
+        return f"logit_bias names token {bad}, outside the vocabulary of {vocab_size}"
+    rules = (
+        (ask.max_tokens >= 1, "max_tokens must be at least 1"),
+        (ask.temperature >= 0, "temperature must not be negative"),
+        (0 < ask.top_p <= 1, "top_p must be above 0 and at most 1"),
+        (0 <= ask.min_p <= 1, "min_p must be between 0 and 1"),
+        (ask.top_k >= 0, "top_k must not be negative"),
+        (ask.repetition_penalty > 0, "repetition_penalty must be positive"),
+        (ask.logprobs is None or 0 <= ask.logprobs <= LOGPROBS_MAX, f"logprobs must be between 0 and {LOGPROBS_MAX}"),
+        (len(ask.stop) <= STOPS_MAX, f"at most {STOPS_MAX} stop strings"),
+    )
+    return next((message for holds, message in rules if not holds), None)
