@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from rungway.errors import ChannelError
 from rungway.messages import Cancel
 
 SPEC = ChannelSpec(heartbeat_ms=40, lost_after_ms=1500, window_batches=16, buffer_bytes_max=4_000_000)
+ROOT = Path(__file__).parents[2]
 WAIT_S = 15.0
 
 
@@ -191,7 +193,7 @@ asyncio.run(main())
 async def child(program: str, *args: str) -> AsyncIterator[asyncio.subprocess.Process]:
     path = "import sys; sys.path[:0] = ['platform', 'replicas']\n"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", path + program, *args, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", path + program, *args, stdout=asyncio.subprocess.PIPE, cwd=ROOT
     )
     try:
         yield process

@@ -159,7 +159,7 @@ class LedgerReader:
                     connection.exec_driver_sql("BEGIN")  # the driver itself opens no transaction for reads
                 yield connection
         except SQLAlchemyError as error:
-            raise LedgerError(f"the ledger cannot be read: {error}") from error
+            raise LedgerError(f"the ledger cannot be read: {str(error).splitlines()[0]}") from error
 
 
 def _shown(row: RowMapping) -> dict[str, Any]:

@@ -125,7 +125,8 @@ def _series(connection: Connection, where: ColumnElement[bool], bucket_s: int) -
         return []
     bucket = (_columns.ended_wall_ns // (bucket_s * NS_PER_S)).label("bucket")
     query = select(bucket, _columns.tenant, _columns.tier, *_SUMS).where(where)
-    newest = query.group_by(bucket, _columns.tenant, _columns.tier).order_by(bucket.desc()).limit(SERIES_ROWS_MAX)
+    grouped = query.group_by("bucket", _columns.tenant, _columns.tier)  # by name: PostgreSQL needs one expression
+    newest = grouped.order_by(bucket.desc()).limit(SERIES_ROWS_MAX)
     found = connection.execute(newest).all()
     return [
         {
