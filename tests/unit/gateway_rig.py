@@ -46,8 +46,8 @@ from rungway.messages import (
     AttemptEnded,
     Counts,
     Directory,
-    Finished,
     FinishAck,
+    Finished,
     GatewayHello,
     Granted,
     Message,
@@ -191,6 +191,13 @@ class StandIn:
 
     async def stop(self) -> None:
         await self.server.stop()
+
+    async def restart(self) -> None:
+        """Come back with no memory at another address."""
+        self.open.clear()
+        self._gateways.clear()
+        self.server = Server("127.0.0.1", CHANNEL, ToController, self._on_message, self._on_lost)
+        await self.server.start()
 
     async def resolve(self) -> str:
         return self.server.address
@@ -396,7 +403,7 @@ async def listening(rig: Rig) -> AsyncIterator[int]:
 async def until(condition: Callable[[], object], wait_s: float = WAIT_S) -> None:
     """Poll until it holds; a hang is a failure."""
     async with asyncio.timeout(wait_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.005)
 
 

@@ -63,6 +63,7 @@ class Gateway:
     ) -> None:
         self.gateway_id = gateway_id
         self.catalogue: Catalogue | None = None
+        self.session_secret = b""
         self.tokenizers = Tokenizers(models_dir)
         self.cache: ExactCache[Stored] = ExactCache()
         self.idempotency: Idempotency[Stored] = Idempotency()
@@ -192,6 +193,7 @@ class Gateway:
 
     def _on_directory(self, directory: Directory) -> None:
         self.catalogue = Catalogue(directory.version, directory.platform)
+        self.session_secret = directory.session_secret
         self._spec = self.catalogue.gateway
         self._uplink.unacked_max = self._spec.flights_max * UNACKED_FACTOR
         self.cache.configure({t.name: (t.cache.entries_max, t.cache.ttl_s) for t in directory.platform.tenants})

@@ -269,7 +269,9 @@ class Flight:
                 continue
             if item.finish == "error":
                 self._broken = ERRORS.get(item.error or "", Broken.ERROR)
-                continue
+                if not item.token_ids:
+                    continue
+                item = msgspec.structs.replace(item, finish=None)  # its tokens are good, only its end is not
             if item.finish == "cancelled":
                 # Nobody here asked for it: an operator or the tenant did, through the controller.
                 self.on_fault(Fault.CANCELLED, self.changed_ns)
