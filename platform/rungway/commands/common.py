@@ -77,7 +77,7 @@ def show(*parts: object) -> None:
     width = None if os.isatty(1) else 160  # a pipe has no width; do not fold its lines
     console = Console(highlight=False, width=width)
     for part in parts:
-        console.print(part)
+        console.print(part, soft_wrap=isinstance(part, str))
 
 
 def fail(message: str, code: int = 1) -> typer.Exit:
