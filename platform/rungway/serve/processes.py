@@ -90,6 +90,11 @@ def end(mark: str, *, term_s: float = 3.0, kill_s: float = 5.0) -> list[int]:
     return find(mark)
 
 
+def kill(pid: int) -> None:
+    """End `pid` at once, as a crash would; nothing happens when it is gone."""
+    _signal_all([pid], signal.SIGKILL)
+
+
 def _signal_all(pids: Iterable[int], chosen: signal.Signals) -> None:
     for pid in pids:
         try:
