@@ -11,12 +11,14 @@ from ray import serve
 
 from rungway.contracts import Platform, Version
 from rungway.control.service import ControllerService
+from rungway.dashboard.app import create_dashboard
 from rungway.errors import ConfigError
 from rungway.gateway.app import App, create_app
 from rungway.gateway.core import Gateway
 from rungway.replica.deployment import DRAIN_S, ReplicaDeployment, controller_resolver
 from rungway.serve.deadline import Deadline
 from rungway.serve.loopback import keep_grpc_on_loopback
+from rungway.serve.request_id import answer_with_own_request_id
 
 APP = "rungway"
 CONTROLLER = "Controller"
@@ -76,6 +78,7 @@ class GatewayDeployment:
     ) -> None:
         """`_replicas` are the handles that make the replicas part of the application; gateways use channels instead."""
         keep_grpc_on_loopback()
+        answer_with_own_request_id()
         self._gateway = Gateway(
             gateway_id=f"gateway/{uuid.uuid4().hex[:12]}",
             resolve_controller=controller_resolver(controller),
@@ -86,7 +89,7 @@ class GatewayDeployment:
     def __serve_build_asgi_app__(self) -> App:
         """The ASGI app that Serve mounts. Serve runs its lifespan, which starts the gateway after the constructor and
         stops it when the requests that run have ended."""
-        return create_app(self._gateway)
+        return create_app(self._gateway, {"/dashboard": create_dashboard(self._gateway)})
 
     def check_health(self) -> None:
         """Serve's probe."""
