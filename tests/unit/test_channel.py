@@ -29,7 +29,7 @@ WAIT_S = 15.0
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        while not condition():
             await asyncio.sleep(0.005)
 
 
@@ -421,8 +421,16 @@ async def test_stop_before_any_connection_and_twice() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_an_unusable_host_is_an_operating_error() -> None:
-    server = Server("203.0.113.7", SPEC, Cancel, lambda peer, message: None, lambda peer: None)
+async def test_a_host_name_is_resolved() -> None:
+    server = Server("localhost", SPEC, Cancel, lambda peer, message: None, lambda peer: None)
+    await server.start()
+    assert server.address.startswith("tcp://127.0.0.1:")
+    await server.stop()
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid"])
+async def test_an_unusable_host_is_an_operating_error(host: str) -> None:
+    server = Server(host, SPEC, Cancel, lambda peer, message: None, lambda peer: None)
     with pytest.raises(ChannelError):
         await server.start()
 

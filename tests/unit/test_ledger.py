@@ -423,7 +423,7 @@ def test_closing_over_a_locked_database_says_what_is_lost(tmp_path: Path) -> Non
 
 
 KILLED = """
-import sys
+import sys, time
 sys.path[:0] = ["platform", "replicas", "tests/unit"]
 import test_ledger as t
 from rungway.ledger import LedgerWriter
@@ -432,7 +432,7 @@ writer = LedgerWriter(sys.argv[1], lambda ticket: print(ticket, flush=True))
 number = 0
 while True:
     while writer.waiting > 500:
-        pass
+        time.sleep(0.001)
     number += 1
     assert writer.put(rows=[t.row(number)], audit=[t.entry(number)], attempts=[t.attempt(number)]) == number
 """

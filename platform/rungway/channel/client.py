@@ -198,6 +198,7 @@ class Client:
             if event == zmq.EVENT_DISCONNECTED:
                 session.route_down(monotonic_ns())
                 port.send(b"", session.ping())
+                port.recheck()
             elif event == zmq.EVENT_CLOSED and (session.down_ns or not self._answered):
                 port.drain()  # what arrived before the connection broke still counts
                 self._lose(session)

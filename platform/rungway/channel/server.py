@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -72,8 +73,9 @@ class Server:
         self._inbox = Inbox(self._on_batch)
         self._port = Port(zmq.ROUTER, self._spec, self._curve, self._on_frame, self._on_turn)
         try:
-            self._port.socket.bind(f"tcp://{self._host}:*")
-        except zmq.ZMQError as error:
+            found = await self._loop.getaddrinfo(self._host, None, family=socket.AF_INET)  # zmq binds numbers only
+            self._port.socket.bind(f"tcp://{found[0][4][0]}:*")
+        except (zmq.ZMQError, OSError) as error:
             self._port.close()
             raise ChannelError(f"cannot listen on {self._host}: {error}") from error
         self.address = self._port.socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -92,6 +94,7 @@ class Server:
             raise ChannelError(f"peer {peer} is not connected")
         if not session.push(_encode(message)):
             self._drop(session)
+            self._port.recheck()
             raise ChannelError(f"peer {peer} reads too slowly: {session.buffered_bytes} bytes waited for it")
         if not self._dirty:
             self._loop.call_soon(self._flush)

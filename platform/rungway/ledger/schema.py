@@ -130,7 +130,7 @@ def open_database(url: str, *, read_only: bool = False) -> Engine:
 def _engine(url: Any, read_only: bool) -> Engine:
     if url.get_backend_name() == "sqlite":
         if url.database:
-            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+            Path(url.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         engine = create_engine(
             url,
             pool_size=READERS_MAX if read_only else 1,

@@ -50,19 +50,27 @@ def usage(
     bucket_s: int,
     targets: Mapping[str, Slo],
 ) -> dict[str, Any]:
-    """The `usage` answer without its budget. Series are at most SERIES_ROWS_MAX rows, oldest first."""
+    """The `usage` answer without its budget. `degraded` and `refused` are requests per tenant. Series are at most SERIES_ROWS_MAX rows, oldest first."""
     where = span(since_ns, until_ns, tenant)
-    query = select(_columns.tenant, _columns.tier, _columns.outcome, *_SUMS).where(where)
+    degraded = func.sum(case((_columns.degraded != "", 1), else_=0)).label("degraded")
+    query = select(_columns.tenant, _columns.tier, _columns.outcome, degraded, *_SUMS).where(where)
     groups = connection.execute(query.group_by(_columns.tenant, _columns.tier, _columns.outcome)).all()
     outcomes: dict[str, int] = {}
+    lowered: dict[str, int] = {}
+    refused: dict[str, int] = {}
     for row in groups:
         outcomes[row.outcome] = outcomes.get(row.outcome, 0) + row.requests
+        lowered[row.tenant] = lowered.get(row.tenant, 0) + int(row.degraded or 0)
+        if row.outcome == Outcome.REFUSED:
+            refused[row.tenant] = refused.get(row.tenant, 0) + row.requests
     return {
         "tenant": tenant,
         "totals": _totals(groups),
         "tenants": _totals_by(groups, "tenant"),
         "by_tier": _totals_by([row for row in groups if row.tier], "tier"),
         "by_outcome": outcomes,
+        "degraded": lowered,
+        "refused": refused,
         "series": _series(connection, where, bucket_s),
         "slo": slo(connection, since_ns=since_ns, until_ns=until_ns, tenant=tenant, targets=targets),
         "latency": _latency(connection, where),
@@ -102,7 +110,10 @@ def slo(
 
 def _within(name: str, column: ColumnElement[Any], limits: Mapping[str, float]) -> list[ColumnElement[Any]]:
     """How many rows have a value, and how many of them lie within their tenant's limit."""
-    met = or_(*(and_(_columns.tenant == tenant, column <= limit) for tenant, limit in limits.items()))
+    names: dict[float, list[str]] = {}  # few plans, many tenants: one term for each limit keeps the statement short
+    for tenant, limit in limits.items():
+        names.setdefault(limit, []).append(tenant)
+    met = or_(*(and_(_columns.tenant.in_(group), column <= limit) for limit, group in names.items()))
     counted = func.sum(case((met, 1), else_=0)) if limits else func.sum(0)
     return [func.count(column).label(f"{name}_n"), counted.label(f"{name}_met")]
 
