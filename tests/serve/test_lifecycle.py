@@ -121,7 +121,7 @@ def httpx_ready(platform: PlatformProcess) -> bool:
 
 def test_a_wrong_configuration_is_refused_with_every_mistake(tmp_path: Path) -> None:
     config = tmp_path / "platform.yaml"
-    config.write_text("cell: local\nlisten: {port: many}\ngatewy: {}\n")
+    config.write_text("cell: local\ngateway: {replicas: many}\ngatewy: {}\n")
     refused = PlatformProcess(tmp_path / "state", config=config).run()
     assert refused.returncode == 2
     assert "platform.yaml:2" in refused.stderr

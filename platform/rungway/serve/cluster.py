@@ -82,11 +82,11 @@ class Cluster:
 
     def check_listeners(self) -> None:
         """Raise StartError when a process of ours can be reached from another machine without being meant to."""
-        allowed = (self._platform.host, self._platform.port)
+        meant = listeners.addresses(self._platform.host)
         open_ = [
             listener
             for listener in listeners.beyond_loopback(processes.find(self._surroundings.mark))
-            if (listener.address, listener.port) != allowed
+            if listener.port != self._platform.port or listener.address not in meant
         ]
         if open_:
             places = ", ".join(f"{one.address}:{one.port} ({processes.name_of(one.pid)[:40]})" for one in open_)

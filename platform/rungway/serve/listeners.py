@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +45,15 @@ def listening(pids: Iterable[int]) -> list[Listener]:
 def beyond_loopback(pids: Iterable[int]) -> list[Listener]:
     """The listeners of `pids` that another machine could reach."""
     return [listener for listener in listening(pids) if not listener.loopback]
+
+
+def addresses(host: str) -> set[str]:
+    """The IP addresses that `host` (a name or an address) stands for; empty when it stands for none."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return set()
+    return {str(entry[4][0]) for entry in found}
 
 
 def _socket_inodes(pid: int) -> set[str]:
