@@ -104,13 +104,13 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m rungway.kernels.compile_check 80 [90 ...]", file=sys.stderr)
         return 2
     try:
-        todo = builds()
+        wanted = builds()
     except ModuleNotFoundError as error:
         print(f"cannot compile: {error}", file=sys.stderr)
         return 2
     wrong = 0
     for architecture in map(int, arguments):
-        for build in todo:
+        for build in wanted:
             used, problems = compile_one(build, architecture)
             wrong += len(problems)
             verdict = "; ".join(problems) or "ok"

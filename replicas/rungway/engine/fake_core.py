@@ -12,22 +12,12 @@ from __future__ import annotations
 import heapq
 import math
 
-from rungway.engine.fake_script import (
-    LOGPROBS,
-    WORDS,
-    ScriptError,
-    prompt_length,
-    read_script,
-    text_of,
-    token_logprob,
-)
-from rungway.engine.fake_stream import FakeProfile, Request, Stream, recount
-from rungway.engine.protocol import Delta, EngineStats, EngineUsage, TokenLogprob, Work
+from rungway.engine.fake_script import LOGPROBS, WORDS, ScriptError, prompt_length, read_script, token_logprob
+from rungway.engine.fake_stream import FakeProfile, Rate, Request, Stream, recount, refused
+from rungway.engine.protocol import Delta, EngineStats, TokenLogprob, Work
 
 _NS_PER_MS = 1_000_000
 _SLOT_NS_MIN, _SLOT_NS_MAX = _NS_PER_MS, 5 * _NS_PER_MS
-_RATE_WINDOW_NS = 500 * _NS_PER_MS
-_NO_USAGE = EngineUsage(0, 0, 0)
 
 
 class FakeCore:
@@ -49,8 +39,7 @@ class FakeCore:
         self._arrivals = 0
         self._tokens_in_flight = 0
         self._emitted = 0
-        self._rate_from: tuple[int, int] = (0, 0)
-        self._rate = 0.0
+        self._rate = Rate()
 
     def submit(self, work: Work) -> None:
         """Take a request; it is admitted, or its error is out, at the next step."""
@@ -62,9 +51,7 @@ class FakeCore:
         except ScriptError as unreadable:
             error = str(unreadable)
         if error is not None:
-            for index in range(work.sequences):
-                usage = _NO_USAGE if index == work.sequences - 1 else None
-                self._out.append(Delta(work.request_id, work.attempt, index, "", [], None, "error", error, 0.0, usage))
+            self._out += refused(work, error)
             return
         request = self._requests[work.request_id] = Request(work, prompt)
         for index in range(work.sequences):
@@ -107,10 +94,7 @@ class FakeCore:
             slot = heapq.heappop(self._slot_heap)
             self._tick(self._slots.pop(slot), slot, now_ns, out)
         self._admit(now_ns)
-        since, before = self._rate_from
-        if now_ns - since >= _RATE_WINDOW_NS:
-            self._rate = (self._emitted - before) * 1e9 / (now_ns - since) if since else 0.0
-            self._rate_from = (now_ns, self._emitted)
+        self._rate.measure(self._emitted, now_ns)
         return out
 
     def wake_ns(self) -> int | None:
@@ -204,7 +188,7 @@ class FakeCore:
             return
         self._schedule(stream, due_ns)
         ids = stream.voice.ids(start, stream.position)
-        out.append(Delta(stream.request_id, stream.attempt, stream.index, text_of(ids), ids))
+        out.append(Delta(stream.request_id, stream.attempt, stream.index, stream.speak(ids)[0], ids))
 
     def _say(self, stream: Stream, start: int, due_ns: int, out: list[Delta]) -> None:
         """The long way for streams with held-back text, logprobs, or at their end."""
@@ -299,7 +283,7 @@ class FakeCore:
             kv_blocks_cached=0,
             step_ms=self.profile.tpot_ms,
             prefill_tokens_per_s=1e6 / self.profile.prefill_ms_per_1k if self.profile.prefill_ms_per_1k else 0.0,
-            decode_tokens_per_s=self._rate,
+            decode_tokens_per_s=self._rate.per_s,
         )
 
     def check(self) -> list[str]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from rungway.engine.detokenize import Detokenizer
 from rungway.engine.fake_script import FakeVocabulary, Script, Voice, text_of
-from rungway.engine.protocol import EngineUsage, Work
+from rungway.engine.protocol import Delta, EngineUsage, Work
 
 _NS_PER_MS = 1_000_000
 _DELAY_MS_MAX = 3_600_000.0
+_RATE_WINDOW_NS = 500 * _NS_PER_MS
 _VOCABULARY = FakeVocabulary()
 
 
@@ -138,6 +139,32 @@ class Stream:
             if self.detokenizer.stopped:
                 return "".join(parts), used
         return "".join(parts), len(ids)
+
+
+class Rate:
+    """Increase of a counter per second, over windows of half a second or, when steps are rarer, more."""
+
+    __slots__ = ("_counted", "_since_ns", "per_s")
+
+    def __init__(self) -> None:
+        self.per_s = 0.0
+        self._counted = 0
+        self._since_ns = 0
+
+    def measure(self, counter: int, now_ns: int) -> None:
+        elapsed_ns = now_ns - self._since_ns
+        if elapsed_ns >= _RATE_WINDOW_NS:
+            self.per_s = (counter - self._counted) * 1e9 / elapsed_ns if self._since_ns else 0.0
+            self._counted, self._since_ns = counter, now_ns
+
+
+def refused(work: Work, error: str) -> list[Delta]:
+    """Last deltas of a request that cannot run."""
+    usage = EngineUsage(0, 0, 0)
+    return [
+        Delta(work.request_id, work.attempt, index, "", [], None, "error", error, 0.0, None if left else usage)
+        for index, left in enumerate(reversed(range(work.sequences)))
+    ]
 
 
 def recount(profile: FakeProfile, running: set[Stream], requests: Iterable[Request], free: int) -> list[str]:
