@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
 
 from rungway.contracts import Price, Slo
 from rungway.errors import LedgerError
@@ -335,6 +336,31 @@ def test_bills_are_compared_with_the_engines(book: Book) -> None:
     truth = book.reader.engine_truth(limit=2)
     assert truth["by_replica"]["r2"]["output_tokens"] == 5
     assert [end["request_id"] for end in truth["attempts"]] == ["req_00000005", "req_00000004"]
+
+
+def test_waste_found_late_is_added_once(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    book.put(rows=[row(1), row(2)], attempts=[attempt(1), attempt(2)])
+    book.put(attempts=[attempt(1, which=2, output=3)], waste=[("req_00000001", 3), ("req_unknown", 9)])
+    assert book.reader.reconcile()["ok"]
+    commit = book.writer._commit
+    failures = 0
+
+    def commit_and_fail(batch: Any, *, first: bool) -> None:
+        """The commit goes through, but its answer is lost on the way."""
+        nonlocal failures
+        commit(batch, first=first)
+        failures += 1
+        if failures == 1:
+            raise OperationalError("COMMIT", {}, ConnectionError("connection lost"))
+
+    monkeypatch.setattr(book.writer, "_commit", commit_and_fail)
+    book.put(audit=[entry(1)], attempts=[attempt(2, which=2, output=5)], waste=[("req_00000002", 5)])
+    assert failures == 2
+    found = book.reader.row("req_00000002")
+    assert found is not None
+    assert found.wasted_tokens == 5
+    assert book.reader.reconcile()["ok"]
+    assert book.reader.verify().rows == 1
 
 
 def test_reading_while_writing(book: Book) -> None:

@@ -22,11 +22,13 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    bindparam,
     create_engine,
     event,
     make_url,
     select,
     text,
+    update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -185,6 +187,12 @@ def insert_sql(engine: Engine, table: Table, *, ignore: bool) -> str:
     statement = sqlite.insert(table) if engine.dialect.name == "sqlite" else postgresql.insert(table)
     full = statement.values({column.name: None for column in table.columns})
     return str((full.on_conflict_do_nothing() if ignore else full).compile(dialect=engine.dialect))
+
+
+def add_waste_sql(engine: Engine) -> str:
+    """Compiled UPDATE that adds to a row's wasted tokens; its parameters are (tokens, request id)."""
+    more = update(ledger).values(wasted_tokens=ledger.c.wasted_tokens + bindparam("tokens"))
+    return str(more.where(ledger.c.request_id == bindparam("id")).compile(dialect=engine.dialect))
 
 
 def _shown(url: str) -> str:

@@ -8,20 +8,21 @@ unhealthy, refuses new rows, and recovers by itself when the database does.
 from __future__ import annotations
 
 import threading
+import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, desc, select
+from sqlalchemy import Connection, delete, desc, insert, select
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
 from rungway.clock import NS_PER_S, monotonic_ns
 from rungway.errors import LedgerError
 from rungway.ledger import chain
+from rungway.ledger.schema import add_waste_sql, engine_log, insert_sql, ledger, meta, open_database
 from rungway.ledger.schema import audit as audit_table
-from rungway.ledger.schema import engine_log, insert_sql, ledger, open_database
 from rungway.types import AttemptEnd, AuditEntry, LedgerRow
 
 BATCH_ITEMS_MAX = 2000
@@ -30,6 +31,7 @@ RETRY_S_MIN = 0.01
 RETRY_S_MAX = 1.0
 TRIES_HEALTHY = 6  # after so many failures of one batch (about 0.6 s) the writer counts as unhealthy
 
+WASTE_MARK = "waste_mark"  # row of `meta`: the last batch that added waste, so that a repeated try adds it once
 Waste = tuple[str, int]  # request id, engine output found after its row was written
 Item = tuple[int, Sequence[LedgerRow], Sequence[AuditEntry], Sequence[AttemptEnd], Sequence[Waste]]
 INT64_MAX = (1 << 63) - 1
@@ -59,6 +61,7 @@ class LedgerWriter:
             "ledger": insert_sql(self._engine, ledger, ignore=True),
             "audit": insert_sql(self._engine, audit_table, ignore=False),
             "engine_log": insert_sql(self._engine, engine_log, ignore=True),
+            "waste": add_waste_sql(self._engine),
         }
         try:
             with self._engine.connect() as connection:
@@ -136,7 +139,7 @@ class LedgerWriter:
             rows=[msgspec.structs.astuple(row) for item in items for row in item[1]],
             entries=[entry for item in items for entry in item[2]],
             ends=[_flat(end) for item in items for end in item[3]],
-            waste=[pair for item in items for pair in item[4]],
+            waste=[(tokens, request_id) for item in items for request_id, tokens in item[4]],
         )
         tries, delay_s = 0, RETRY_S_MIN
         while True:
@@ -162,6 +165,8 @@ class LedgerWriter:
         failed commit may have gone through after all."""
         with self._engine.begin() as connection:
             head = self._head
+            if batch.waste and not first and _mark(connection) == batch.mark:
+                batch.waste = []
             if batch.entries:
                 if not first:
                     head = _read_head(connection)
@@ -173,9 +178,10 @@ class LedgerWriter:
                 connection.exec_driver_sql(self._sql["ledger"], batch.rows)
             if batch.ends:
                 connection.exec_driver_sql(self._sql["engine_log"], batch.ends)
-            for request_id, tokens in batch.waste:
-                more = ledger.c.wasted_tokens + tokens
-                connection.execute(ledger.update().where(ledger.c.request_id == request_id).values(wasted_tokens=more))
+            if batch.waste:
+                connection.exec_driver_sql(self._sql["waste"], batch.waste)
+                connection.execute(delete(meta).where(meta.c.key == WASTE_MARK))
+                connection.execute(insert(meta).values(key=WASTE_MARK, value=batch.mark))
         self._head = head
 
 
@@ -186,8 +192,9 @@ class _Batch:
     rows: list[tuple[Any, ...]]
     entries: list[AuditEntry]
     ends: list[tuple[Any, ...]]
-    waste: list[Waste]
+    waste: list[tuple[int, str]]
     tried: chain.Head | None = None
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def clean(self) -> None:
         """Make values storable that a database refuses; a row with a mark in it is better than none."""
@@ -232,6 +239,10 @@ def _flat(end: AttemptEnd) -> tuple[Any, ...]:
         end.started_wall_ns,
         end.ended_wall_ns,
     )
+
+
+def _mark(connection: Connection) -> str | None:
+    return connection.execute(select(meta.c.value).where(meta.c.key == WASTE_MARK)).scalar()
 
 
 def _read_head(connection: Connection) -> chain.Head:
