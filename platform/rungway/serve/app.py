@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import uuid
 from pathlib import Path
 from typing import Any
 
 from ray import serve
 
 from rungway.contracts import Platform, Version
-from rungway.control.service import ControllerService
-from rungway.dashboard.app import create_dashboard
-from rungway.errors import ConfigError
-from rungway.gateway.app import App, create_app
-from rungway.gateway.core import Gateway
-from rungway.replica.deployment import DRAIN_S, ReplicaDeployment, controller_resolver
-from rungway.serve.deadline import Deadline
+from rungway.replica.deployment import DRAIN_S, ReplicaDeployment
+from rungway.serve.controller import PEERS_GONE_S, ControllerDeployment
+from rungway.serve.gateway import GatewayDeployment
 from rungway.serve.loopback import keep_grpc_on_loopback
-from rungway.serve.request_id import answer_with_own_request_id
 
 APP = "rungway"
 CONTROLLER = "Controller"
@@ -34,81 +27,11 @@ _CONSTRUCTOR_TRIES_MAX = 3
 _GATEWAY_DRAIN_S = 10.0
 
 
-class ControllerDeployment:
-    """The cell's one decision maker. Exactly one runs; a new one rebuilds its state from the ledger and its peers."""
-
-    async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, platform: Platform, config_path: str | None
-    ) -> None:
-        keep_grpc_on_loopback()
-        path = None if config_path is None else Path(config_path)
-        self._service = ControllerService(platform, path, Path(platform.state_dir) / "models")
-        await self._service.start()
-
-    async def address(self) -> str:
-        """Where the channel server listens: `tcp://host:port`."""
-        return self._service.address
-
-    async def reload(self) -> list[str]:
-        """Read the configuration again: every mistake found (then the old one stays in force), empty when it is in force."""
-        try:
-            await self._service.reload()
-        except ConfigError as wrong:
-            return [str(mistake) for mistake in wrong.mistakes] or ["there is no configuration file to read"]
-        return []
-
-    def check_health(self) -> None:
-        """Serve's probe."""
-        if not self._service.healthy():
-            raise RuntimeError("the controller is not healthy")
-
-    async def __del__(self) -> None:
-        """Stop last: gateways and replicas still settle what they have in hand."""
-        service = getattr(self, "_service", None)
-        if service is not None:
-            await _await_peers_gone(service)
-            await service.stop()
-
-
-class GatewayDeployment:
-    """One HTTP front end. Serve's direct ingress calls the ASGI app; this class only holds it and its life."""
-
-    async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, controller: Any, platform: Platform, *_replicas: Any
-    ) -> None:
-        """`_replicas` are the handles that make the replicas part of the application; gateways use channels instead."""
-        keep_grpc_on_loopback()
-        answer_with_own_request_id()
-        self._gateway = Gateway(
-            gateway_id=f"gateway/{uuid.uuid4().hex[:12]}",
-            resolve_controller=controller_resolver(controller),
-            channel=platform.channel,
-            models_dir=Path(platform.state_dir) / "models",
-        )
-
-    def __serve_build_asgi_app__(self) -> App:
-        """The ASGI app that Serve mounts. Serve runs its lifespan, which starts the gateway after the constructor and
-        stops it when the requests that run have ended."""
-        return create_app(self._gateway, {"/dashboard": create_dashboard(self._gateway)})
-
-    def check_health(self) -> None:
-        """Serve's probe."""
-        if not self._gateway.healthy():
-            raise RuntimeError("the gateway is not healthy")
-
-
-async def _await_peers_gone(service: ControllerService) -> None:
-    """Wait until every gateway and replica has hung up: they do so when all they had in hand is settled."""
-    deadline = Deadline(max(DRAIN_S, _GATEWAY_DRAIN_S) + 5.0)
-    while service.server.peers() and not deadline.passed:  # noqa: ASYNC110  (the channel has no such event)
-        await asyncio.sleep(0.1)
-
-
 def build(platform: Platform, config_path: Path | None) -> Any:
     """The application for `platform`, ready for `serve.run`. `config_path` is what a reload reads again."""
-    controller = _deployment(ControllerDeployment, CONTROLLER, num_replicas=1, drain_s=25.0, cpus=0.1).bind(
-        platform, None if config_path is None else str(config_path)
-    )
+    controller = _deployment(
+        ControllerDeployment, CONTROLLER, num_replicas=1, drain_s=PEERS_GONE_S + 10.0, cpus=0.1
+    ).bind(platform, None if config_path is None else str(config_path))
     replicas = [
         _replica(version).bind(controller, version, platform.channel, platform.state_dir, keep_grpc_on_loopback)
         for version in platform.versions()
