@@ -81,8 +81,8 @@ RATE = RateInfo(
     reset_tokens_s=0.4,
 )
 RUNGS = ("full", "rerank_off", "best_of_1", "context_trim", "small_tier", "cached_answer", "template", "defer")
-CHANNEL = ChannelSpec(heartbeat_ms=100, lost_after_ms=800)
-WAIT_S = 10.0
+CHANNEL = ChannelSpec(heartbeat_ms=200, lost_after_ms=8000)
+WAIT_S = 20.0
 
 
 def api_key(name: str, text: str, **changes: Any) -> ApiKey:
@@ -171,6 +171,7 @@ class StandIn:
         self.version = 1
         self.replicas: dict[str, ReplicaInfo] = {}
         self.asks: list[Ask] = []
+        self.late: list[Ask] = []  # until the first replica is here
         self.open: dict[str, Ask] = {}
         self.finishes: list[Finish] = []
         self.withdrawn: list[Withdraw] = []
@@ -195,6 +196,7 @@ class StandIn:
     async def restart(self) -> None:
         """Come back with no memory at another address."""
         self.open.clear()
+        self.replicas.clear()
         self._gateways.clear()
         self.server = Server("127.0.0.1", CHANNEL, ToController, self._on_message, self._on_lost)
         await self.server.start()
@@ -278,6 +280,9 @@ class StandIn:
         elif isinstance(message, ReplicaHello):
             self.replicas[peer] = message.info
             self.broadcast(Peers(list(self.replicas.values())))
+            late, self.late = self.late, []
+            for ask in late:
+                self.rule(ask, 1)
         elif isinstance(message, Submit):
             self._submit(message.ask, True)
         elif isinstance(message, Withdraw):
@@ -303,7 +308,9 @@ class StandIn:
     def _submit(self, ask: Ask, undecided: bool) -> None:
         self.asks.append(ask)
         self.open[ask.request_id] = ask
-        if undecided:
+        if undecided and not self.replicas:
+            self.late.append(ask)
+        elif undecided:
             self.rule(ask, 1)
 
 
@@ -403,7 +410,7 @@ async def listening(rig: Rig) -> AsyncIterator[int]:
 async def until(condition: Callable[[], object], wait_s: float = WAIT_S) -> None:
     """Poll until it holds; a hang is a failure."""
     async with asyncio.timeout(wait_s):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        while not condition():
             await asyncio.sleep(0.005)
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
-from unit.gateway_rig import KEY, frames, listening, platform, running, said, until, version
 
 from rungway.contracts import GatewaySpec
 from rungway.gateway import core
+from rungway.messages import Refused
 from rungway.types import Ask, Grant, Refusal
+from unit.gateway_rig import KEY, WAIT_S, frames, listening, platform, running, said, until, version
 
 TWO = {"small-1": version("small", "v1"), "small-2": version("small", "v1"), "large-1": version("large", "v1")}
 
@@ -69,8 +70,8 @@ async def test_a_client_that_leaves_the_queue_never_reaches_an_engine(tmp_path: 
 
 async def test_a_lost_replica_does_not_show_in_the_stream(tmp_path: Path) -> None:
     async with running(tmp_path, replicas=TWO) as rig:
-        content = "story [[tpot_ms=10]] [[tokens=40]]"
-        rig.controller.decide = lambda ask, attempt, avoid: rig.controller.grant_on(ask, attempt, avoid, max_tokens=60)
+        content = "story [[tpot_ms=20]] [[tokens=100]]"
+        rig.controller.decide = lambda ask, attempt, avoid: rig.controller.grant_on(ask, attempt, avoid, max_tokens=150)
         reference = (await rig.chat(content, n=2)).json()
         tasks = [
             asyncio.create_task(rig.chat(content, n=2, stream=True, stream_options={"include_usage": True})),
@@ -90,7 +91,7 @@ async def test_a_lost_replica_does_not_show_in_the_stream(tmp_path: Path) -> Non
         assert [(f.outcome, f.attempts) for f in finishes] == [("completed", 1), ("completed", 2), ("completed", 2)]
         for finish in finishes[1:]:
             assert finish.delivered[1] > 8
-            assert finish.delivered[1] + finish.delivered[2] == 80
+            assert finish.delivered[1] + finish.delivered[2] == 200
         assert {(r.why, r.attempt, r.replica_id) for r in rig.controller.retries} == {("replica_lost", 1, "small-1")}
 
 
@@ -116,6 +117,30 @@ async def test_a_replica_that_cannot_be_reached_is_given_up(tmp_path: Path) -> N
         [finish] = await rig.settled()
         assert finish.outcome == "completed"
         assert rig.controller.retries[0].replica_id == "ghost"
+
+
+async def test_a_replica_that_shuts_down_hands_its_streams_on(tmp_path: Path) -> None:
+    async with running(tmp_path, replicas=TWO) as rig:
+        content = "story [[tpot_ms=20]] [[tokens=80]]"
+        rig.controller.decide = lambda ask, attempt, avoid: rig.controller.grant_on(ask, attempt, avoid, max_tokens=150)
+        reference = (await rig.chat(content)).json()["choices"][0]["message"]["content"]
+        task = asyncio.create_task(rig.chat(content, stream=True))
+        await until(lambda: any(f.emitted and len(f.emitted[0]) > 5 for f in rig.gateway.flights.values()))
+        await rig.replicas["small-1"].stop()
+        events = frames((await task).text)
+        assert (said(events), events[-1]) == (reference, "[DONE]")
+        assert (await rig.settled(2))[1].attempts == 2
+
+
+async def test_a_cancel_that_came_through_the_controller_stops_the_run(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        task = asyncio.create_task(rig.chat("x [[hang]]"))
+        await until(lambda: rig.running() == 1)
+        [ask] = rig.controller.asks
+        rig.controller.server.send(ask.gateway_id, Refused(rig.controller.refusal(ask, "cancelled")))
+        assert (await task).status_code == 499
+        assert [f.outcome for f in await rig.settled()] == ["client_cancelled"]
+        await until(lambda: rig.running() == 0)
 
 
 @pytest.mark.parametrize("fail_after", [0, 3])
@@ -253,16 +278,13 @@ async def test_a_cancel_call_stops_the_callers_own_request_only(tmp_path: Path) 
 
 
 async def test_streams_outlive_the_controller_and_new_requests_wait_for_it(tmp_path: Path) -> None:
-    async with running(tmp_path) as rig:
+    async with running(tmp_path, platform(gateway=GatewaySpec(controller_wait_s=WAIT_S))) as rig:
         content = "story [[tpot_ms=25]] [[tokens=60]]"
         rig.controller.decide = lambda ask, attempt, avoid: rig.controller.grant_on(ask, attempt, avoid, max_tokens=90)
         stream = asyncio.create_task(rig.chat(content, stream=True))
         await until(lambda: rig.running() == 1)
         await rig.controller.stop()
         await until(lambda: not rig.gateway.ready())
-        refused = await rig.chat()
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "starting")
-        assert int(refused.headers["retry-after"]) >= 1
         waiting = asyncio.create_task(rig.chat())
         await until(lambda: len(rig.gateway.flights) == 2)
         await rig.controller.restart()
@@ -273,6 +295,18 @@ async def test_streams_outlive_the_controller_and_new_requests_wait_for_it(tmp_p
         hello = rig.controller.hellos[-1]
         assert sorted(flight.grant is None for flight in hello.flights) == [False, True]
         assert {f.outcome for f in await rig.settled(2)} == {"completed"}
+
+
+async def test_the_wait_for_a_controller_is_bounded(tmp_path: Path) -> None:
+    async with running(tmp_path, platform(gateway=GatewaySpec(controller_wait_s=0.2))) as rig:
+        await rig.controller.stop()
+        await until(lambda: not rig.gateway.ready())
+        for stream in (False, True):
+            refused = await rig.chat(stream=stream)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "starting")
+            assert int(refused.headers["retry-after"]) >= 1
+        assert rig.gateway.flights == {}
+        await rig.controller.restart()
 
 
 async def test_a_settlement_is_sent_again_until_it_is_acknowledged(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from unit.gateway_rig import BETA_KEY, KEY, Rig, api_key, frames, platform, running, said, tenant, until, version
 
 from rungway.contracts import CacheTerms, LadderTerms, Platform
 from rungway.types import Ask, Grant, OfferKind, Refusal
+from unit.gateway_rig import BETA_KEY, KEY, Rig, api_key, frames, platform, running, said, tenant, until, version
 
 BASE: dict[str, Any] = {
     "model": "small",

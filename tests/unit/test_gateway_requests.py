@@ -8,6 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
+
+from rungway.contracts import GatewaySpec
+from rungway.types import Action, Risk
 from unit.gateway_rig import (
     BETA_KEY,
     EXPIRED_KEY,
@@ -19,9 +22,6 @@ from unit.gateway_rig import (
     said,
     until,
 )
-
-from rungway.contracts import GatewaySpec
-from rungway.types import Action, Risk
 
 USER = [{"role": "user", "content": "hi [[tokens=3]]"}]
 UNKNOWN_KEY = "sk-unknown-SECRET-fedcba98"

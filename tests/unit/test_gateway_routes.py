@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.gateway_rig import ADMIN_KEY, CHANNEL, running
 
 from rungway.gateway.app import create_app
 from rungway.gateway.core import Gateway
+from unit.gateway_rig import ADMIN_KEY, CHANNEL, running
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 

@@ -11,11 +11,11 @@ from urllib.parse import quote_from_bytes
 import httpx
 import openai
 import pytest
-from unit.gateway_rig import KEY, frames, listening, running, said
 
 from rungway.engine.protocol import Delta, TokenLogprob
 from rungway.gateway.answer import Facts
 from rungway.gateway.sse import Frames
+from unit.gateway_rig import KEY, frames, listening, running, said
 
 TEXT = "ďábel 日本語 👩‍👩‍👧 🔥\r\n\u2028end"
 MODELS = ["small", "auto"]

@@ -136,16 +136,13 @@ def _safe(text: str) -> bytes:
 
 def rungway_object(facts: Facts) -> str:
     """The `rungway` member of a body or a first chunk: the same values as the headers'."""
-    known = {
-        "request_id": facts.request_id,
-        "model_requested": facts.model,
-        "model_served": facts.served,
-        "rung": facts.rung or 0,
-        "degraded": facts.degraded,
-        "reason": facts.reason,
-        "cache": facts.cache,
-    }
-    return json.dumps(known, separators=(",", ":"))
+    model = "null" if facts.model is None else escape(facts.model)
+    served = "null" if facts.served is None else escape(facts.served)
+    return (
+        f'{{"request_id":"{facts.request_id}","model_requested":{model},"model_served":{served},'
+        f'"rung":{facts.rung or 0},"degraded":{escape(facts.degraded)},"reason":{escape(facts.reason)},'
+        f'"cache":"{facts.cache}"}}'
+    )
 
 
 def usage_object(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> str:

@@ -63,7 +63,7 @@ class Gateway:
     ) -> None:
         self.gateway_id = gateway_id
         self.catalogue: Catalogue | None = None
-        self.session_secret = b""
+        self.session_secret = b""  # the controller's, so that all gateways accept the same dashboard sessions
         self.tokenizers = Tokenizers(models_dir)
         self.cache: ExactCache[Stored] = ExactCache()
         self.idempotency: Idempotency[Stored] = Idempotency()
@@ -77,7 +77,6 @@ class Gateway:
         self.query = self._uplink.query
         self._links = Links(gateway_id, channel, self._on_deltas, self._on_replica_lost)
         self._tasks: list[asyncio.Task[None]] = []
-        self._missing: list[str] = []
 
     async def start(self) -> None:
         """Connect to the controller and start the clocks; does not wait for either."""
@@ -120,7 +119,7 @@ class Gateway:
             lacking.append("stopping")
         if self.catalogue is None:
             return [*lacking, "directory"]
-        lacking += [f"tokenizer {source}" for source in self._missing]
+        lacking += [f"tokenizer {source}" for source in self.tokenizers.lacking(self.catalogue.versions.values())]
         return lacking + [f"tier {tier}" for tier in sorted(self.catalogue.required_tiers() - self._links.tiers_up())]
 
     def known(self) -> Catalogue:
@@ -247,14 +246,15 @@ class Gateway:
 
     async def _load(self) -> None:
         """Load tokenizers as models become available, woken by every Directory and Peers."""
+        missing = False
         while True:
             try:
-                await asyncio.wait_for(self._load_due.wait(), LOAD_S if self._missing else None)
+                await asyncio.wait_for(self._load_due.wait(), LOAD_S if missing else None)
             except TimeoutError:
                 pass
             self._load_due.clear()
             if self.catalogue is not None:
-                self._missing = await self.tokenizers.load(self.catalogue.versions.values())
+                missing = not await self.tokenizers.load(self.catalogue.versions.values())
 
 
 def _wire(flight: Flight, now_ns: int) -> WireFlight:

@@ -98,7 +98,10 @@ class Flight:
             self._wake()
 
     def on_refusal(self, refusal: Refusal) -> None:
-        if self.state in (State.WAITING, State.RETRYING):
+        """No, or no further try. `cancelled` also stops what runs: somebody asked for it at another gateway."""
+        if refusal.code == Code.CANCELLED and self.grant is not None:
+            self.on_fault(Fault.CANCELLED, monotonic_ns())
+        elif self.state in (State.WAITING, State.RETRYING):
             self._refusal = refusal
             self._wake()
 
@@ -273,8 +276,8 @@ class Flight:
                     continue
                 item = msgspec.structs.replace(item, finish=None)  # its tokens are good, only its end is not
             if item.finish == "cancelled":
-                # Nobody here asked for it: an operator or the tenant did, through the controller.
-                self.on_fault(Fault.CANCELLED, self.changed_ns)
+                # Nobody here asked for it: the replica is shutting down.
+                self._broken = Broken.REPLICA_LOST
                 continue
             index = self._indices[item.index]
             self.emitted[index] += item.token_ids

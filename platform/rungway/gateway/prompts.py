@@ -49,9 +49,13 @@ class Tokenizers:
             found[id(lexer)] = lexer
         return list(found.values())
 
-    async def load(self, versions: Iterable[Version]) -> list[str]:
-        """Loads what is missing, on a thread. Returns the model sources that are not available yet."""
-        missing: list[str] = []
+    def lacking(self, versions: Iterable[Version]) -> list[str]:
+        """The model sources whose tokenizer is not here yet."""
+        return sorted({version.model for version in versions if self.get(version) is None})
+
+    async def load(self, versions: Iterable[Version]) -> bool:
+        """Loads what is missing and can be had, on a thread. True when all are here."""
+        whole = True
         for version in versions:
             name = (version.backend, version.model)
             if name in self._loaded:
@@ -59,8 +63,8 @@ class Tokenizers:
             try:
                 self._loaded[name] = await asyncio.to_thread(self._open, version)
             except (ModelError, OSError):
-                missing.append(version.model)
-        return missing
+                whole = False
+        return whole
 
     def _open(self, version: Version) -> Lexer:
         by_text = version.backend == "fake"
