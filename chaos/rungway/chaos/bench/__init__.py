@@ -1,0 +1,1 @@
+"""Benchmarks: one platform beside other gateways under one load client, and long runs that look for leaks."""
