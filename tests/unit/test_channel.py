@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -433,6 +434,25 @@ async def test_an_unusable_host_is_an_operating_error(host: str) -> None:
     server = Server(host, SPEC, Cancel, lambda peer, message: None, lambda peer: None)
     with pytest.raises(ChannelError):
         await server.start()
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_loop_that_slept_does_not_take_its_peers_for_lost(factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def scenario() -> None:
+        spec = ChannelSpec(heartbeat_ms=40, lost_after_ms=400)
+        async with pair(spec) as both, raw_peer(both.address) as raw:
+            raw.send(pack(Kind.OPEN, 9, 0, 0, b"raw"))
+            raw.send(pack(Kind.DATA, 9, 1, 0, body("before")))
+            await until(lambda: both.server.peers() == ["raw"])
+            raw.send(pack(Kind.BEAT, 9, 1, 0))
+            time.sleep(0.6)  # noqa: ASYNC251 - the loop is meant to be blocked; the heartbeat waits in the socket
+            raw.send(pack(Kind.DATA, 9, 2, 0, body("after")))
+            await until(lambda: both.at_server[-1] == ("raw", "after"))
+            assert both.events == []
+            await until(lambda: both.events == ["server lost raw"])
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(scenario())
 
 
 @pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])

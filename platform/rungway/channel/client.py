@@ -105,8 +105,6 @@ class Client:
             while not session.idle and not session.closed and monotonic_ns() < deadline:
                 port.recheck()
                 await asyncio.sleep(0.005)
-            if not port.closed:
-                port.send(b"", session.close())
         task.cancel()
         await asyncio.wait({task})
         self._inbox.close()
@@ -258,7 +256,7 @@ class Client:
 
     def _hang_up(self) -> None:
         self.connected = False
-        self._session = None
+        session, self._session = self._session, None
         monitor, self._monitor = self._monitor, None
         port, self._port = self._port, None
         if monitor is not None and port is not None:
@@ -266,4 +264,6 @@ class Client:
             port.socket.disable_monitor()
             monitor.close(linger=0)
         if port is not None:
+            if session is not None and not port.closed:
+                port.send(b"", session.close())  # if the server still lives, it need not wait for our silence
             port.close()
