@@ -37,6 +37,13 @@ _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 _SAME_MATRIX = 0.2  # relative difference of two quantised copies of one matrix stays far below, of two matrices is ~1.4
 
 
+class _Fields(dict[str, Any]):
+    """Metadata of a GGUF file; a field that is missing is an error in words."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ModelError(f"GGUF file has no field {name}")
+
+
 def convert_gguf(path: Path, out: Path, progress: Progress) -> None:
     """Writes a model directory into the existing folder `out`. Raises ModelError on anything that is not understood,
     never guesses: an unknown tensor or architecture is an error."""
@@ -46,7 +53,7 @@ def convert_gguf(path: Path, out: Path, progress: Progress) -> None:
         reader = GGUFReader(str(path))
     except (ValueError, OSError) as error:
         raise ModelError(f"{path.name} is not a readable GGUF file: {error}") from error
-    fields = {name: field.contents() for name, field in reader.fields.items()}
+    fields = _Fields({name: field.contents() for name, field in reader.fields.items()})
     arch = fields.get("general.architecture")
     if arch not in _CLASSES:
         raise ModelError(f"GGUF architecture {arch!r} is not supported (have: {', '.join(_CLASSES)})")
@@ -60,10 +67,8 @@ def convert_gguf(path: Path, out: Path, progress: Progress) -> None:
 
 def _config(fields: dict[str, Any], arch: str, eos: list[int], tied: bool) -> dict[str, Any]:
     def get(name: str, default: Any = None) -> Any:
-        value = fields.get(f"{arch}.{name}", default)
-        if value is None:
-            raise ModelError(f"GGUF file has no field {arch}.{name}")
-        return value
+        name = f"{arch}.{name}"
+        return fields[name] if default is None else fields.get(name, default)
 
     heads = int(get("attention.head_count"))
     hidden = int(get("embedding_length"))

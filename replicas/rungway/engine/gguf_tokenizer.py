@@ -53,7 +53,10 @@ def write_tokenizer(fields: dict[str, Any], out: Path) -> list[int]:
     types: list[int] = fields["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
     vocab = {token: index for index, token in enumerate(tokens) if types[index] != UNUSED}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    try:
+        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    except Exception as error:  # noqa: BLE001  (the tokenizers library raises nothing more precise)
+        raise ModelError(f"the GGUF file's tokenizer is broken: {error}") from error
     _PRE[pre](tokenizer)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)

