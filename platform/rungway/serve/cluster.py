@@ -46,6 +46,7 @@ class Cluster:
         from rungway.serve import app
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        before = set(processes.children())
         ray.init(
             address="local",
             num_cpus=max(_CPUS_MIN, *(int(version.num_cpus) + 1 for version in self._platform.versions())),
@@ -55,7 +56,7 @@ class Cluster:
             logging_level="ERROR",
             _temp_dir=str(self._surroundings.ray_dir),
         )
-        self._servers = processes.children()
+        self._servers = sorted(set(processes.children()) - before)
         # HAProxy's public bind is put in place by its launcher; everything else of Serve's stays on loopback.
         host = self._platform.host if self._surroundings.haproxy is None else "127.0.0.1"
         serve.start(

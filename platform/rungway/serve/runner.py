@@ -13,19 +13,17 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import httpx
 import msgspec
 
 from rungway.contracts import FakeSpec, Platform, Tier
-from rungway.engine.errors import ModelError
-from rungway.engine.loader import fetch_model
 from rungway.serve.cluster import Cluster
 from rungway.serve.deadline import Deadline
 from rungway.serve.environment import StartError, make_run_directory, prepare, run_directory
 from rungway.serve.instance import Instance, check_port
+from rungway.serve.models import fetch_all
 from rungway.settings import load_platform
 from rungway.settings.keys import make_demo_keys
 
@@ -116,17 +114,10 @@ class Runner:
         return False
 
     def _fetch_models(self, platform: Platform) -> None:
-        sources = [version.model for version in platform.versions() if version.backend == "native"]
-        for source in dict.fromkeys(sources):
-            if self._stop_wanted():
-                raise Stopped
-            try:
-                fetch_model(source, Path(platform.state_dir) / "models", partial(self._fetched, source))
-            except ModelError as missing:
-                raise StartError(f"model {source}: {missing}") from missing
-
-    def _fetched(self, source: str, what: str, done: int, total: int) -> None:
-        self.reports.fetching(f"{what} {source}", done, total)
+        sources = dict.fromkeys(version.model for version in platform.versions() if version.backend == "native")
+        models_dir = Path(platform.state_dir) / "models"
+        if sources and not fetch_all(tuple(sources), models_dir, self.reports.fetching, self._stop_wanted):
+            raise Stopped
 
     def _serve(self, platform: Platform, instance: Instance, keys: dict[str, str], start: Deadline) -> None:
         run_dir = run_directory(instance.state_dir)
