@@ -13,12 +13,14 @@ from typing import Any, Protocol
 import pytest
 
 from engine.tiny_model import save_tiny_llama
+from rungway.contracts import Version
 from rungway.engine.engine import NativeEngine
 from rungway.engine.fake import FakeEngine
 from rungway.engine.fake_script import TEXTS
 from rungway.engine.fake_stream import FakeProfile
 from rungway.engine.protocol import Delta, Engine, Sampling, Work
 from rungway.engine.tokenizer import HfTokenizer
+from rungway.replica.build import build_engine
 
 WAIT_S = 20.0
 BLOCK_TOKENS = 4
@@ -408,3 +410,21 @@ async def test_stop_ends_everything(opened: Open) -> None:
         await asyncio.sleep(0.02)
         assert len(run.deltas) == count
         await run.engine.stop()
+
+
+def test_a_version_with_a_model_directory_builds_the_native_engine(tiny_llama: Path) -> None:
+    version = Version(
+        name="tiny",
+        tier="small",
+        model=f"path:{tiny_llama}",
+        backend="native",
+        replicas_min=1,
+        replicas_max=1,
+        replica_cost_nusd_per_hour=0,
+        max_num_seqs=2,
+        max_context=64,
+        kv_blocks=8,
+    )
+    engine = build_engine(version, tiny_llama)
+    assert isinstance(engine, NativeEngine)
+    assert (engine.max_num_seqs, engine.kv_tokens) == (2, 8 * 16)

@@ -112,6 +112,19 @@ def test_lateness_changes_no_text(late_ms: int) -> None:
     assert text_of([delta for _, delta in late.log]) == expected
 
 
+def test_tokens_made_past_a_stop_by_a_late_step_are_taken_back() -> None:
+    plain = text_of(Bench().ask(work(max_tokens=60))).split()
+    stop = " " + plain[7]
+    calm = Bench().ask(work(max_tokens=60, stop=(stop,)))
+    late = Bench()
+    late.core.submit(work(max_tokens=60, stop=(stop,)))
+    late.step()
+    (delta,) = late.step(late.now + 5000 * MS)
+    assert (delta.finish, delta.usage, delta.text) == ("stop", calm[-1].usage, text_of(calm))
+    assert delta.usage is not None and delta.usage.output_tokens == len(delta.token_ids) == 8
+    assert delta.cum_logprob == pytest.approx(calm[-1].cum_logprob)
+
+
 def test_text_is_a_function_of_prompt_seed_and_index() -> None:
     same = [text_of(Bench().ask(work("a prompt", seed=7))) for _ in range(2)]
     other_prompt = text_of(Bench().ask(work("b prompt", seed=7)))

@@ -33,6 +33,7 @@ from rungway.messages import (
     ToController,
 )
 from rungway.replica.build import build_engine
+from rungway.replica.ends import Ends
 from rungway.replica.server import ReplicaServer
 from rungway.types import AttemptEnd, Billing
 
@@ -84,7 +85,7 @@ def start(request_id: str, text: str = "say something", *, attempt: int = 1, max
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - conditions of several peers have no event in common
+        while not condition():
             await asyncio.sleep(0.005)
 
 
@@ -404,6 +405,17 @@ async def test_a_dead_step_thread_makes_the_replica_unhealthy(rig: Rig, monkeypa
     await until(lambda: rig.controller.ends)
     assert not server.healthy()
     assert (rig.controller.ends[0].finish, rig.controller.ends[0].usage.output_tokens) == ("error", 1)
+
+
+async def test_without_room_for_accounting_no_work_is_taken(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = await rig.replica()
+    gateway = await rig.gateway(server)
+    monkeypatch.setattr(Ends, "full", True)
+    gateway.send(start("r", n=2))
+    await until(lambda: gateway.last("r") and rig.controller.ends)
+    assert [(delta.finish, delta.error) for delta in gateway.of("r")] == [("error", "accounting_full")] * 2
+    assert (rig.controller.ends[0].finish, rig.controller.ends[0].usage.output_tokens) == ("error", 0)
+    assert server.healthy()
 
 
 async def test_a_fake_that_fails_at_start_does_not_register(rig: Rig) -> None:
