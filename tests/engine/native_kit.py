@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from rungway.engine.assemble import Sizes, module_parts
 from rungway.engine.blocks import BlockPool
 from rungway.engine.core import Core
+from rungway.engine.ops import Ops
 from rungway.engine.protocol import Delta, Sampling, Work
 from rungway.engine.scheduler import Scheduler
 
@@ -72,10 +73,17 @@ def random_prompts(count: int, longest: int = 60, seed: int = 1) -> list[list[in
 
 
 def make_core(
-    model: Any, *, seqs: int = 8, batched: int = 256, blocks: int = 256, block_tokens: int = 4, context: int = 256
+    model: Any,
+    *,
+    seqs: int = 8,
+    batched: int = 256,
+    blocks: int = 256,
+    block_tokens: int = 4,
+    context: int = 256,
+    ops: Ops | None = None,
 ) -> tuple[Core, Scheduler]:
     wish = Sizes(seqs, context, batched, blocks, block_tokens)
-    runner, vocabulary, sizes = module_parts(model, ByteVocabulary(), wish, "float32", torch.device("cpu"))
+    runner, vocabulary, sizes = module_parts(model, ByteVocabulary(), wish, "float32", torch.device("cpu"), ops)
     scheduler = Scheduler(BlockPool(blocks, block_tokens), max_num_seqs=seqs, max_num_batched_tokens=batched)
     core = Core(runner, vocabulary, scheduler, context=sizes.context, waiting_max=1000, clock_ns=time.perf_counter_ns)
     return core, scheduler

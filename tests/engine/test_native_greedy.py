@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.native_kit import generate, make_core, random_model, random_prompts, run_all, work
+from rungway.engine.ops import KernelOps
 
 NEW = 20
 
@@ -85,3 +86,11 @@ def test_many_siblings_in_a_tiny_pool(case: tuple[Any, list[list[int]], list[lis
     for at in range(4):
         assert [heard.tokens(f"n{at}", index) for index in range(6)] == [expected[at]] * 6
     assert scheduler.preemptions > 0
+
+
+def test_through_the_kernel_registry(case: tuple[Any, list[list[int]], list[list[int]]]) -> None:
+    """The CUDA path's wiring, with the kernels' references in their place."""
+    model, prompts, expected = case
+    core, _ = make_core(model, seqs=7, batched=16, ops=KernelOps())
+    heard = run_all(core, [work(str(at), prompt, max_tokens=NEW) for at, prompt in enumerate(prompts[:8])])
+    assert [heard.tokens(str(at)) for at in range(8)] == expected[:8]

@@ -13,6 +13,7 @@ from engine.native_kit import generate
 from rungway.engine.assemble import Sizes, directory_parts
 from rungway.engine.bench import decode_ratio
 from rungway.engine.blocks import BlockPool
+from rungway.engine.chat import GUARD
 from rungway.engine.core import Core
 from rungway.engine.errors import ModelError
 from rungway.engine.loader import fetch_model
@@ -56,9 +57,9 @@ def test_tokenizer_equals_that_of_transformers(model_path: Path) -> None:
     ours, theirs = HfTokenizer(model_path), AutoTokenizer.from_pretrained(model_path)
     for question in (*QUESTIONS, "  two  spaces\n\n\ttab 12345 don't", "<|im_start|>user\nx<|im_end|>"):
         assert ours.encode(question) == theirs(question).input_ids
-        chat = [{"role": "user", "content": question.replace("<|", "")}]
+        chat = [{"role": "user", "content": question}]
         rendered = theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        assert ours.render_chat(chat) == rendered
+        assert ours.render_chat(chat).replace(GUARD, "") == rendered
 
 
 def test_greedy_equals_transformers(model_path: Path, reference: Any) -> None:

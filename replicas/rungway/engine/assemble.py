@@ -13,6 +13,7 @@ from rungway.engine.architecture import Architecture, read_architecture
 from rungway.engine.errors import ModelError
 from rungway.engine.linear import Linear
 from rungway.engine.model import Decoder, Weights
+from rungway.engine.ops import Ops
 from rungway.engine.runner import TorchRunner
 from rungway.engine.tokenizer import HfTokenizer, Vocabulary
 from rungway.engine.weights import DirectoryWeights, read_config
@@ -85,19 +86,19 @@ def directory_parts(path: Path, wish: Sizes, dtype: str, device: torch.device) -
 
 
 def module_parts(
-    module: Any, vocabulary: Vocabulary, wish: Sizes, dtype: str, device: torch.device
+    module: Any, vocabulary: Vocabulary, wish: Sizes, dtype: str, device: torch.device, ops: Ops | None = None
 ) -> tuple[TorchRunner, Vocabulary, Sizes]:
-    """The same for a transformers model in memory."""
+    """The same for a transformers model in memory. `ops` None = by device."""
     state: dict[str, torch.Tensor] = module.state_dict()
-    runner, sizes = _runner(read_architecture(module.config.to_dict()), state.__getitem__, wish, dtype, device)
+    runner, sizes = _runner(read_architecture(module.config.to_dict()), state.__getitem__, wish, dtype, device, ops)
     return runner, vocabulary, sizes
 
 
 def _runner(
-    arch: Architecture, weights: Weights, wish: Sizes, dtype: str, device: torch.device
+    arch: Architecture, weights: Weights, wish: Sizes, dtype: str, device: torch.device, ops: Ops | None = None
 ) -> tuple[TorchRunner, Sizes]:
     with torch.inference_mode():
-        model = Decoder(arch, weights, pick_dtype(dtype, arch, device), device)
+        model = Decoder(arch, weights, pick_dtype(dtype, arch, device), device, ops)
         sizes = _fit(wish, arch, model)
         runner = TorchRunner(
             model,

@@ -55,7 +55,7 @@ def write_tokenizer(fields: dict[str, Any], out: Path) -> list[int]:
     vocab = {token: index for index, token in enumerate(tokens) if types[index] != UNUSED}
     try:
         tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    except Exception as error:  # noqa: BLE001  (the tokenizers library raises nothing more precise)
+    except Exception as error:  # the tokenizers library raises nothing more precise
         raise ModelError(f"the GGUF file's tokenizer is broken: {error}") from error
     _PRE[pre](tokenizer)
     tokenizer.decoder = decoders.ByteLevel()

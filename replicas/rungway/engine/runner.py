@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from rungway.engine.blocks import NULL_BLOCK
-from rungway.engine.model import Batch, Decoder, Span
+from rungway.engine.model import Batch, Decoder
+from rungway.engine.ops import Span
 from rungway.engine.scheduler import Slice
 from rungway.engine.sequence import Sequence
 
@@ -45,6 +46,7 @@ class TorchRunner:
         self._block_tokens = block_tokens
         self._cache = model.cache(blocks + 1, block_tokens)
         self._tables = np.full((rows, blocks_per_row), NULL_BLOCK, dtype=np.int64)
+        self._keys = torch.arange(blocks_per_row * block_tokens, device=model.device)
         self._known: list[tuple[Sequence | None, int, int]] = [(None, 0, 0)] * rows
 
     @torch.inference_mode()
@@ -99,31 +101,36 @@ class TorchRunner:
         )
 
     def _decode_spans(self, singles: list[Sequence], rows: np.ndarray, positions: np.ndarray) -> list[Span]:
-        """Sequences sorted by length, cut where the length doubles, so that padding stays below the useful work."""
+        """Sequences sorted by length; where padding costs work, cut where the length doubles, so that padding stays
+        below the useful work."""
         spans = []
         start = 0
         while start < len(singles):
-            most = max(_SMALL, 2 * len(singles[start].blocks))
-            stop = start + 1
-            while stop < len(singles) and len(singles[stop].blocks) <= most:
-                stop += 1
+            stop = len(singles)
+            if self._model.ops.decode_masks:
+                most = max(_SMALL, 2 * len(singles[start].blocks))
+                stop = next((at for at in range(start, stop) if len(singles[at].blocks) > most), stop)
             width = int(positions[start:stop].max()) // self._block_tokens + 1
-            blocks = self._to_device(self._tables[rows[start:stop], :width].reshape(-1))
-            keys = np.arange(width * self._block_tokens)
-            hidden = self._to_device(keys[None, :] > positions[start:stop, None])
-            mask = torch.zeros(hidden.shape, dtype=self._model.dtype, device=self._model.device)
-            mask.masked_fill_(hidden, float("-inf"))
-            spans.append(Span(start, stop, stop - start, blocks, mask[:, None, None]))
+            blocks = self._to_device(np.ascontiguousarray(self._tables[rows[start:stop], :width]))
+            lengths = self._to_device(positions[start:stop] + 1)
+            mask = self._decode_mask(lengths, width) if self._model.ops.decode_masks else None
+            spans.append(Span(start, stop, blocks, lengths, mask, chunk=False))
             start = stop
         return spans
+
+    def _decode_mask(self, lengths: torch.Tensor, width: int) -> torch.Tensor:
+        hidden = self._keys[: width * self._block_tokens] >= lengths[:, None]
+        mask = torch.zeros(hidden.shape, dtype=self._model.dtype, device=self._model.device)
+        return mask.masked_fill_(hidden, float("-inf"))[:, None, None]
 
     def _chunk_span(self, seq: Sequence, start: int, count: int) -> Span:
         width = (seq.computed + count - 1) // self._block_tokens + 1
         shape = (count, width * self._block_tokens)
         mask = torch.full(shape, float("-inf"), dtype=self._model.dtype, device=self._model.device)
         mask.triu_(seq.computed + 1)
-        blocks = self._to_device(self._tables[seq.row, :width].copy())
-        return Span(start, start + count, 1, blocks, mask[None, None])
+        blocks = self._to_device(self._tables[seq.row : seq.row + 1, :width].copy())
+        lengths = self._to_device(np.array([seq.computed + count]))
+        return Span(start, start + count, blocks, lengths, mask[None, None], chunk=True)
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._model.device)

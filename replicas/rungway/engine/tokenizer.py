@@ -151,7 +151,7 @@ def _backend(path: Path) -> Backend:
         backend = Backend.from_str(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
-    except Exception as error:  # noqa: BLE001  (the tokenizers library raises nothing more precise)
+    except Exception as error:  # the tokenizers library raises nothing more precise
         raise ModelError(f"{path} is not a tokenizer: {error}") from error
     added = {token.content for token in backend.get_added_tokens_decoder().values()}
     if any(char not in _BYTE_OF for token in backend.get_vocab() if token not in added for char in token):
