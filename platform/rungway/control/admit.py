@@ -16,7 +16,7 @@ from rungway.control.cell import FREE, Cell, Now
 from rungway.control.dispatch import dispatch, grant_unqueued
 from rungway.control.flight import Flight, ledger_row
 from rungway.control.line import dequeue, enqueue, give_back, hold, tokens_needed
-from rungway.control.pool import over_share, thresholds
+from rungway.control.pool import is_over, thresholds
 from rungway.control.refuse import refuse, refuse_retry
 from rungway.control.tenant_state import TenantState
 from rungway.messages import Refused, Retry
@@ -59,6 +59,9 @@ def submit(cell: Cell, ask: Ask, now: Now) -> None:
     except Denied as denied:
         refuse(cell, flight, denied.code, denied.message, denied.retry_after_s, now)
         return
+    if not state.active(now.mono_ns):
+        for pool in cell.pools.values():
+            pool.crowd.stir()
     state.last_ask_ns = now.mono_ns
     cell.flights[ask.request_id] = flight
     assert flight.offer is not None
@@ -131,12 +134,12 @@ def requote(cell: Cell, flight: Flight, now: Now, least_rung: int = 0) -> None:
     key = crc32((ask.session or ask.request_id).encode())
     views, rungs, predicted = [], {}, {}
     for name, pool in cell.pools.items():
-        over = over_share(name, cell.tenants.values(), now.mono_ns) if pool.queue.depth() else frozenset()
-        scope = (ask.tenant_class, "over" if ask.tenant in over else "within")
+        over = bool(pool.queue.depth()) and is_over(pool, state, cell.tenants.values(), now.mono_ns)
+        scope = (ask.tenant_class, "over" if over else "within")
         rungs[name] = effective_rung(max(pool.scopes[scope].in_force, least_rung), state.contract, ladder)
         flight.pressure[name] = pool.pressures.get(scope, (0.0, "none"))
         version = pool.pick_version(key)
-        views.append(pool.tier_view(version, backlog(cell, name), now.mono_ns))
+        views.append(pool.tier_view(version, now.mono_ns))
         predicted[name] = cell.predictor.predict(ask.tenant, name, ask.output_bound, version.default_max_tokens)
     flight.rungs = rungs
     flight.quote = quote(
@@ -215,7 +218,7 @@ def _no_offer(cell: Cell, flight: Flight, now: Now) -> Denied:
         return Denied(code, "No replica of this model is running now.", 3)
     if whys and all(why.startswith("context") for why in whys):
         return Denied(Code.CONTEXT_LENGTH_EXCEEDED, "The prompt is longer than this model's context.")
-    retry_s = max((pool.drain.retry_after_s(backlog(cell, pool.name), now.mono_ns) for pool in pools), default=1)
+    retry_s = max((pool.retry_after_s(now.mono_ns) for pool in pools), default=1)
     if any("deadline" in why for why in whys):
         return Denied(Code.DEADLINE_UNREACHABLE, "The deadline cannot be met at the present load.", retry_s)
     if any("defer" in why for why in whys):
@@ -223,10 +226,6 @@ def _no_offer(cell: Cell, flight: Flight, now: Now) -> Denied:
     return Denied(
         Code.NO_CAPACITY, "No way to serve this request is open now: " + "; ".join(sorted(set(whys)))[:300], retry_s
     )
-
-
-def backlog(cell: Cell, pool: str) -> float:
-    return float(sum(state.queued_tokens.get(pool, 0) for state in cell.tenants.values()))
 
 
 def _cause_of(cell: Cell, flight: Flight, offer: Offer) -> str:

@@ -31,7 +31,7 @@ def dispatch(cell: Cell, now: Now) -> None:
                 break
             flight = entry.payload
             assert isinstance(flight, Flight) and judge.view is not None
-            left_queue(flight)
+            left_queue(pool, flight)
             _grant_on(cell, pool, flight, judge.view, now)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rungway.clock import NS_PER_MS
 from rungway.control.cell import Cell, Now
 from rungway.control.flight import Flight
+from rungway.control.pool import Pool
 from rungway.policies.fairness import Queued
 from rungway.types import Offer, OfferKind
 
@@ -60,20 +61,18 @@ def enqueue(cell: Cell, flight: Flight, now: Now) -> None:
         payload=flight,
     )
     pool.queue.push(flight.entry)
-    state.waiting += 1
-    state.queued_tokens[flight.pool] = state.queued_tokens.get(flight.pool, 0) + flight.held_tokens
+    pool.wait(flight.held_tokens, state)
 
 
 def dequeue(cell: Cell, flight: Flight) -> None:
     """Leave the queue without having been dispatched."""
     if flight.entry is None:
         return
-    cell.pools[flight.pool].queue.remove(flight.ask.request_id)
-    left_queue(flight)
+    pool = cell.pools[flight.pool]
+    pool.queue.remove(flight.ask.request_id)
+    left_queue(pool, flight)
 
 
-def left_queue(flight: Flight) -> None:
+def left_queue(pool: Pool, flight: Flight) -> None:
     flight.entry = None
-    state = flight.state
-    state.waiting -= 1
-    state.queued_tokens[flight.pool] = max(0, state.queued_tokens.get(flight.pool, 0) - flight.held_tokens)
+    pool.unwait(flight.held_tokens, flight.state)

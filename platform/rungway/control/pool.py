@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from rungway.clock import NS_PER_S
 from rungway.contracts import ControllerSpec, LadderSpec, TenantClass, Tier, Version
+from rungway.control.crowd import Crowd
 from rungway.control.flight import Attempt, Flight
 from rungway.control.tenant_state import TenantState
 from rungway.engine.protocol import EngineStats
@@ -31,22 +32,28 @@ DEFAULT_PREFILL_TOKENS_PER_S = 20_000.0
 DEFAULT_DECODE_MS_PER_TOKEN = 5.0
 LEARNING_RATE = 0.05
 SLO_SAMPLES = 64
+# A share is exceeded by more than this, or rounding would move tenants from side to side.
+OVER = 1.05
 
 
 class Pool:
-    """State of one tier. Capacity is what grants hold, released when the engine's report says so."""
+    """State of one tier. Capacity is what grants hold, released when the engine's report says so. `held_tokens` and
+    `queued_tokens` are the sums over all tenants of what their states say of this pool."""
 
     __slots__ = (
         "breakers",
         "causes",
+        "crowd",
         "decode_ms",
         "drain",
         "ever_ready",
+        "held_tokens",
         "kv_use",
         "name",
         "prefill_rate",
         "pressures",
         "queue",
+        "queued_tokens",
         "scopes",
         "slo_misses",
         "spec",
@@ -60,6 +67,8 @@ class Pool:
         self.tier = tier
         self.spec = spec
         self.queue = FairQueue(spec.class_shares)
+        self.crowd = Crowd()
+        self.held_tokens = self.queued_tokens = 0
         self.views: dict[str, ReplicaView] = {}
         self.stats: dict[str, EngineStats] = {}
         self.breakers: dict[str, Breaker] = {}
@@ -143,6 +152,7 @@ class Pool:
             view.running += attempt.sequences
             view.tokens += attempt.tokens
         state.pool_tokens[self.name] = state.pool_tokens.get(self.name, 0) + attempt.tokens
+        self.held_tokens += attempt.tokens
         state.pool_running[self.name] = state.pool_running.get(self.name, 0) + attempt.sequences
 
     def release(self, attempt: Attempt, state: TenantState) -> None:
@@ -154,8 +164,23 @@ class Pool:
         if view is not None:
             view.running = max(0, view.running - attempt.sequences)
             view.tokens = max(0, view.tokens - attempt.tokens)
-        state.pool_tokens[self.name] = max(0, state.pool_tokens.get(self.name, 0) - attempt.tokens)
+        held = state.pool_tokens.get(self.name, 0)
+        left = state.pool_tokens[self.name] = max(0, held - attempt.tokens)
+        self.held_tokens -= held - left
         state.pool_running[self.name] = max(0, state.pool_running.get(self.name, 0) - attempt.sequences)
+
+    def wait(self, tokens: int, state: TenantState) -> None:
+        """A request of `tokens` takes its place in line."""
+        state.waiting += 1
+        state.queued_tokens[self.name] = state.queued_tokens.get(self.name, 0) + tokens
+        self.queued_tokens += tokens
+
+    def unwait(self, tokens: int, state: TenantState) -> None:
+        """It left the line."""
+        state.waiting -= 1
+        queued = state.queued_tokens.get(self.name, 0)
+        left = state.queued_tokens[self.name] = max(0, queued - tokens)
+        self.queued_tokens -= queued - left
 
     # -- what policies see ------------------------------------------------------------------------------------
 
@@ -195,16 +220,29 @@ class Pool:
                 return version
         return versions[-1]
 
-    def tier_view(self, version: Version, backlog_tokens: float, now_ns: int) -> TierView:
+    def retry_after_s(self, now_ns: int) -> int:
+        """Seconds in which what waits here now will probably have been dispatched."""
+        return self.drain.retry_after_s(self.queued_tokens, now_ns)
+
+    def tier_view(self, version: Version, now_ns: int) -> TierView:
         return TierView(
             tier=self.tier,
             version=version,
             saturation=self.saturation(),
             prefill_tokens_per_s=self.prefill_rate,
             decode_ms_per_token=self.decode_ms,
-            queue_wait_ms=1000.0 * self.drain.wait_s(backlog_tokens, now_ns),
+            queue_wait_ms=1000.0 * self.drain.wait_s(self.queued_tokens, now_ns),
             up=bool(self.views),
         )
+
+
+def is_over(pool: Pool, state: TenantState, states: Iterable[TenantState], now_ns: int) -> bool:
+    """Whether `over_share` has this tenant, by sums that are kept rather than made: it is asked for every request."""
+    crowd, total = pool.crowd, pool.held_tokens + pool.queued_tokens
+    crowd.look(states, now_ns)
+    if crowd.count < 2 or not total:
+        return False
+    return state.load_tokens(pool.name) * crowd.weight > state.contract.weight * total * OVER
 
 
 def _learn(old: float, measured: float, default: float) -> float:
@@ -225,7 +263,7 @@ def over_share(pool: str, states: Iterable[TenantState], now_ns: int) -> frozens
     return frozenset(
         state.contract.name
         for state in active
-        if state.load_tokens(pool) * weights > state.contract.weight * total * 1.05
+        if state.load_tokens(pool) * weights > state.contract.weight * total * OVER
     )
 
 
