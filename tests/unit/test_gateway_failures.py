@@ -78,7 +78,11 @@ async def test_a_lost_replica_does_not_show_in_the_stream(tmp_path: Path) -> Non
             asyncio.create_task(rig.chat(content, n=2)),
         ]
         await until(lambda: len(rig.gateway.flights) == 2)
-        await until(lambda: all(len(f.emitted) and len(f.emitted[0]) > 8 for f in rig.gateway.flights.values()))
+        await until(
+            lambda: all(
+                len(f.progress.emitted) and len(f.progress.emitted[0]) > 8 for f in rig.gateway.flights.values()
+            )
+        )
         await rig.replicas["small-1"]._server.stop()
         streamed, whole = await asyncio.gather(*tasks)
         events = frames(streamed.text)
@@ -125,7 +129,9 @@ async def test_a_replica_that_shuts_down_hands_its_streams_on(tmp_path: Path) ->
         rig.controller.decide = lambda ask, attempt, avoid: rig.controller.grant_on(ask, attempt, avoid, max_tokens=150)
         reference = (await rig.chat(content)).json()["choices"][0]["message"]["content"]
         task = asyncio.create_task(rig.chat(content, stream=True))
-        await until(lambda: any(f.emitted and len(f.emitted[0]) > 5 for f in rig.gateway.flights.values()))
+        await until(
+            lambda: any(f.progress.emitted and len(f.progress.emitted[0]) > 5 for f in rig.gateway.flights.values())
+        )
         await rig.replicas["small-1"].stop()
         events = frames((await task).text)
         assert (said(events), events[-1]) == (reference, "[DONE]")

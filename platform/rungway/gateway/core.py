@@ -204,7 +204,9 @@ class Gateway:
     def _on_up(self) -> None:
         now_ns = monotonic_ns()
         flights = list(self.flights.values())
-        self.tell(GatewayHello(self.gateway_id, [_wire(flight, now_ns) for flight in flights if not flight.refused]))
+        self.tell(
+            GatewayHello(self.gateway_id, [_wire(flight, now_ns) for flight in flights if flight.refusal is None])
+        )
         for flight in flights:
             retry: Retry | None = flight.pending_retry()
             if retry is not None:

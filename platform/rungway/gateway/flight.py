@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from enum import StrEnum
-from typing import Protocol
-
-import msgspec
 
 from rungway.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from rungway.contracts import GatewaySpec
-from rungway.engine.protocol import Delta, EngineUsage
+from rungway.engine.protocol import Delta
 from rungway.errors import RequestError
 from rungway.gateway.call import ClientGone
-from rungway.gateway.faults import BROKEN, ERRORS, FAULTS, WHY, Broken, Fault, Meaning
+from rungway.gateway.faults import BROKEN, FAULTS, WHY, Broken, Fault, Meaning
+from rungway.gateway.port import Port
+from rungway.gateway.progress import Progress
 from rungway.gateway.prompts import Lexer
 from rungway.gateway.read import Reading
 from rungway.gateway.work import start_message
-from rungway.messages import Finished, Message, Retry, Start, Withdraw
+from rungway.messages import Finished, Retry, Withdraw
 from rungway.outcomes import Code, Outcome
-from rungway.types import Action, Finish, Grant, OfferKind, Refusal
+from rungway.types import Action, Grant, OfferKind, Refusal
 
 CANCEL_WAIT_S = 1.0
 """How long a cancelled try may take to confirm its end before the next one is asked for: a replica that does not
@@ -37,20 +36,8 @@ class State(StrEnum):
     ENDED = "ended"
 
 
-class Port(Protocol):
-    """What a flight needs of its gateway."""
-
-    def tell(self, message: Message) -> bool: ...
-
-    def start_work(self, replica_id: str, start: Start) -> bool: ...
-
-    def cancel_work(self, replica_id: str, request_id: str) -> None: ...
-
-    def lexer(self, tier: str, version: str) -> Lexer | None: ...
-
-
 class Flight:
-    """`grant` is the newest one; `emitted[k]` the token ids of sequence k that the client has or gets."""
+    """`grant` is the newest one. `fault` is final; `changed_ns` is when something last happened."""
 
     def __init__(self, reading: Reading, port: Port, spec: GatewaySpec, received_ns: int) -> None:
         self.reading = reading
@@ -60,15 +47,12 @@ class Flight:
         self.first_grant: Grant | None = None
         self.outcome = Outcome.ERROR
         self.code: Code | None = None
-        self.usage = EngineUsage(0, 0, 0)
-        self.emitted: list[list[int]] = []
+        self.progress = Progress(received_ns)
         self.task: asyncio.Task[object] | None = None
         self.fault: Fault | None = None
         self.fault_ns = 0
         self.was_cut = False
         self.changed_ns = received_ns
-        self._received_ns = received_ns
-        self._first_ns = self._last_ns = 0
         limits = [received_ns + int(spec.request_timeout_s * NS_PER_S)]
         if reading.ask.deadline_ms is not None:
             limits.append(received_ns + int(reading.ask.deadline_ms * NS_PER_MS))
@@ -81,11 +65,6 @@ class Flight:
         self._refusal: Refusal | None = None
         self._broken: Broken | None = None
         self._over = True  # no attempt is running, as far as is known
-        self._indices: list[int] = []
-        self._finished: set[int] = set()
-        self._delivered: dict[int, int] = {}
-        self._carried = 0
-        self._attempts = 0  # that reached a replica
         self._tries = 0
         self._lexer: Lexer | None = None
 
@@ -108,9 +87,10 @@ class Flight:
     def on_delta(self, delta: Delta, now_ns: int) -> None:
         if self.state is not State.RUNNING or self.grant is None or delta.attempt != self.grant.attempt:
             return
-        self._last_ns = self.changed_ns = now_ns
-        if not self._first_ns:
-            self._first_ns = now_ns
+        if self.fault is not None and delta.usage is None:
+            return
+        self.changed_ns = now_ns
+        self.progress.at(now_ns)
         if delta.usage is not None:
             self._over = True
         self._inbox.append(delta)
@@ -174,25 +154,19 @@ class Flight:
         if grant.offer.kind is not OfferKind.MODEL:
             self.state = State.RUNNING
             return
-        if not self.emitted:
-            sequences = max(grant.offer.n, grant.offer.best_of, self.ask.n)
-            self.emitted = [[] for _ in range(sequences)]
         lexer = self._port.lexer(grant.offer.tier, grant.offer.version)
-        self._indices = [i for i in range(len(self.emitted)) if i not in self._finished]
-        self._carried = sum(len(ids) for ids in self.emitted)
         self.state, self._broken, self._over = State.RUNNING, None, False
         self._tries += 1
         self.changed_ns = monotonic_ns()
-        if lexer is None or (self._carried and lexer is not self._lexer):
+        if lexer is None or (self._lexer is not None and lexer is not self._lexer and self.progress.tokens):
             # Another vocabulary cannot go on from these tokens.
             self.on_replica_lost()
             return
         self._lexer = lexer
-        self._attempts += 1
-        self._delivered[grant.attempt] = 0
-        resume = [self.emitted[i] for i in self._indices] if self._carried else []
+        sequences = max(grant.offer.n, grant.offer.best_of, self.ask.n)
+        resume = self.progress.open(grant.attempt, sequences)
         first = self.first_grant or grant
-        message = start_message(self.reading, grant, lexer, first.offer.max_tokens, len(self._indices), resume)
+        message = start_message(self.reading, grant, lexer, first.offer.max_tokens, resume)
         if not self._port.start_work(grant.replica_id, message):
             self.on_replica_lost()
 
@@ -203,7 +177,7 @@ class Flight:
             fresh = self._absorb() if self._inbox else None
             if fresh and self.fault is not Fault.CLIENT_GONE:
                 return fresh
-            if len(self._finished) == len(self.emitted):
+            if self.progress.whole:
                 return None
             if self.fault is not None:
                 raise self._failed(FAULTS[self.fault])
@@ -211,11 +185,6 @@ class Flight:
                 await self._retry(self._broken)
             else:
                 await self._wait()
-
-    @property
-    def output_tokens(self) -> int:
-        """Output tokens of the whole answer, over all sequences and tries, without what a failed try did in vain."""
-        return self._carried + self.usage.output_tokens
 
     def end(self, outcome: Outcome, code: Code | None = None) -> None:
         """Name how it ended; the first name that is given holds."""
@@ -234,20 +203,7 @@ class Flight:
         assert self.state is State.ENDED, "settled before its end"
         if self.grant is None:
             return Withdraw(self.ask.request_id, self.outcome) if self._refusal is None else None
-        tokens = sum(len(ids) for ids in self.emitted)
-        gaps = max(1, tokens // max(1, len(self.emitted)) - 1)
-        ttft_ms = (self._first_ns - self._received_ns) / NS_PER_MS if self._first_ns else None
-        finish = Finish(
-            request_id=self.ask.request_id,
-            outcome=self.outcome,
-            code=self.code,
-            attempts=self._attempts,
-            delivered=self._delivered,
-            ttft_ms=ttft_ms,
-            tpot_ms=(self._last_ns - self._first_ns) / gaps / NS_PER_MS if self._last_ns > self._first_ns else None,
-            e2e_ms=(now_ns - self._received_ns) / NS_PER_MS,
-            cache=cache,
-        )
+        finish = self.progress.finish(self.ask.request_id, self.outcome, self.code, now_ns, cache)
         return Finished(finish)
 
     def pending_retry(self) -> Retry | None:
@@ -262,31 +218,15 @@ class Flight:
         """Empty the inbox: book tokens and ends, give on what the client gets."""
         taken, self._inbox = self._inbox, []
         fresh: list[Delta] = []
-        attempt = self.grant.attempt if self.grant is not None else 0
         for item in taken:
             if isinstance(item, Broken):
                 self._broken = self._broken or item
-                continue
-            self._delivered[attempt] += len(item.token_ids)
-            if self._broken is not None:
-                continue
-            if item.finish == "error":
-                self._broken = ERRORS.get(item.error or "", Broken.ERROR)
-                if not item.token_ids:
-                    continue
-                item = msgspec.structs.replace(item, finish=None)  # its tokens are good, only its end is not
-            if item.finish == "cancelled":
-                # Nobody here asked for it: the replica is shutting down.
-                self._broken = Broken.REPLICA_LOST
-                continue
-            index = self._indices[item.index]
-            self.emitted[index] += item.token_ids
-            if item.finish is not None:
-                self._finished.add(index)
-            if item.usage is not None:
-                self.usage = item.usage
-                self._delivered[attempt] = item.usage.output_tokens
-            fresh.append(item if item.index == index else msgspec.structs.replace(item, index=index))
+            elif self._broken is not None:
+                self.progress.drop(item)
+            else:
+                delta, self._broken = self.progress.take(item)
+                if delta is not None:
+                    fresh.append(delta)
         return fresh
 
     async def _retry(self, broken: Broken) -> None:
@@ -301,9 +241,8 @@ class Flight:
 
     def _retry_message(self, broken: Broken) -> Retry:
         assert self.grant is not None, "retries follow a grant"
-        emitted = sum(len(ids) for ids in self.emitted)
-        why = WHY.get(broken, broken)
-        return Retry(self.ask.request_id, self.grant.attempt, self.grant.replica_id, why, emitted)
+        grant, why = self.grant, WHY.get(broken, broken)
+        return Retry(self.ask.request_id, grant.attempt, grant.replica_id, why, self.progress.tokens)
 
     async def _close_attempt(self) -> None:
         """The old try ends before the next begins: cancel it and wait, within a bound, for its last delta."""
@@ -344,10 +283,6 @@ class Flight:
     @property
     def refusal(self) -> Refusal | None:
         return self._refusal
-
-    @property
-    def refused(self) -> bool:
-        return self._refusal is not None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -81,8 +81,8 @@ class Serving:
                 self._call.facts.granted(flight.grant)
             await answering.write(deltas)
         flight.end(Outcome.LENGTH if "length" in finishes else Outcome.COMPLETED)
-        usage = flight.usage
-        tokens = (usage.prompt_tokens, usage.cached_tokens, flight.output_tokens)
+        usage = flight.progress.usage
+        tokens = (usage.prompt_tokens, usage.cached_tokens, flight.progress.output_tokens)
         stored = answering.stored(tokens)
         if stored is not None and flight.grant is not None:
             memory.keep(reading, flight.grant, stored)

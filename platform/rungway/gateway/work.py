@@ -11,10 +11,9 @@ from rungway.messages import Start
 from rungway.types import Billing, Grant
 
 
-def start_message(
-    reading: Reading, grant: Grant, lexer: Lexer, max_tokens: int, sequences: int, resume: list[list[int]]
-) -> Start:
-    """`max_tokens` is that of the first grant, so that a later try ends where the first one would have."""
+def start_message(reading: Reading, grant: Grant, lexer: Lexer, max_tokens: int, resume: list[list[int]]) -> Start:
+    """`max_tokens` is that of the first grant, so that a later try ends where the first one would have. `resume[i]` = what the i-th of the
+    sequences that still run has emitted."""
     ask, offer = reading.ask, grant.offer
     if offer.context_limit is None:
         prompt = reading.prompt.whole(lexer)
@@ -26,8 +25,8 @@ def start_message(
         prompt_ids=prompt.ids,
         prompt_text=prompt.text if lexer.by_text else "",
         sampling=msgspec.structs.replace(reading.sampling, max_tokens=max_tokens),
-        sequences=sequences,
-        resume=resume,
+        sequences=len(resume),
+        resume=resume if any(resume) else [],
         share=ask.tenant,
         weight=grant.weight,
         priority=grant.priority,
