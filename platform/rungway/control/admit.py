@@ -61,7 +61,7 @@ def submit(cell: Cell, ask: Ask, now: Now) -> None:
         return
     if not state.active(now.mono_ns):
         for pool in cell.pools.values():
-            pool.crowd.stir()
+            pool.crowd.join(state)
     state.last_ask_ns = now.mono_ns
     cell.flights[ask.request_id] = flight
     assert flight.offer is not None

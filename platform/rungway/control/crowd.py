@@ -1,6 +1,6 @@
 """How many tenants are active and what they weigh together: needed for every request, too dear to add up each time.
 
-Whoever becomes active is counted at once (`stir`); who fell silent is noticed within `_LOOK_NS`.
+Whoever becomes active is counted at once (`join`); who fell silent is noticed within `_LOOK_NS`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _LOOK_NS = 50 * NS_PER_MS
 
 
 class Crowd:
-    """`count` tenants are active, with `weight` together, as of the last `look`."""
+    """`count` tenants are active, with `weight` together, as of the last `look` and `join`."""
 
     __slots__ = ("_until_ns", "count", "weight")
 
@@ -31,6 +31,7 @@ class Crowd:
         self.count, self.weight = len(weights), sum(weights)
         self._until_ns = now_ns + _LOOK_NS
 
-    def stir(self) -> None:
-        """Somebody is about to become active: the next `look` counts."""
-        self._until_ns = -1
+    def join(self, state: TenantState) -> None:
+        """Somebody becomes active now."""
+        self.count += 1
+        self.weight += state.contract.weight
