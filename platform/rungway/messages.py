@@ -90,10 +90,12 @@ class Counts(Message, frozen=True):
 
 class Directory(Message, frozen=True):
     """The configuration in force; sent after GatewayHello and after every reload. `models_dir` holds converted models.
-    Key changes take effect on a gateway when this arrives."""
+    Key changes take effect on a gateway when this arrives. `session_secret` signs the dashboard's sessions; without
+    one nobody can sign in there."""
 
     version: int
     platform: Platform
+    session_secret: bytes = b""
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -39,7 +39,8 @@ class Orphan:
 
 
 class Cell:
-    """`settled` remembers the last requests whose row is written: request id -> delivered tokens per attempt."""
+    """`settled` remembers the last requests whose row is written: request id -> delivered tokens per attempt.
+    `session_secret` goes to gateways with the directory; empty = nobody can sign in to the dashboard."""
 
     def __init__(self, platform: Platform, quality: QualityModel, now: Now) -> None:
         self.platform = platform
@@ -54,6 +55,7 @@ class Cell:
         self.settled: OrderedDict[str, dict[int, int]] = OrderedDict()
         self.orphans: dict[tuple[str, int], Orphan] = {}
         self.version = 0
+        self.session_secret = b""
         self.adopt(platform, now)
 
     def adopt(self, platform: Platform, now: Now) -> None:

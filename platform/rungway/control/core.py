@@ -31,7 +31,7 @@ class Core:
         """A gateway (re)connected: it gets the directory and the peers, its flights are taken over or re-judged."""
         cell = self.cell
         cell.gateways.add(gateway_id)
-        cell.effects.sends.append((gateway_id, Directory(cell.version, cell.platform)))
+        cell.effects.sends.append((gateway_id, Directory(cell.version, cell.platform, cell.session_secret)))
         cell.effects.sends.append((gateway_id, Peers(list(cell.replicas.values()))))
         for wire in flights:
             known = cell.flights.get(wire.ask.request_id)
@@ -144,7 +144,7 @@ class Core:
         before = cell.platform.digest
         cell.adopt(platform, now)
         cell.audit("reload", now, config_from=before, config_to=platform.digest, version=cell.version)
-        directory = Directory(cell.version, platform)
+        directory = Directory(cell.version, platform, cell.session_secret)
         cell.effects.sends.extend((gateway_id, directory) for gateway_id in cell.gateways)
 
     def cancel(self, request_id: str, tenant: str | None, now: Now) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rungway.clock import NS_PER_S, monotonic_ns, wall_ns
-from rungway.contracts import TenantClass
+from rungway.contracts import Slo, TenantClass
 from rungway.control import snapshot
 from rungway.control.cell import Now
 from rungway.errors import ConfigError, RequestError
@@ -98,11 +98,15 @@ def _tenant(args: Args, caller: Caller) -> str | None:
     return caller.tenant if not caller.admin else (str(wanted) if wanted else None)
 
 
+def _targets(service: ControllerService) -> dict[str, Slo]:
+    return {tenant.name: tenant.slo for tenant in service.core.cell.platform.tenants}
+
+
 async def _metrics(service: ControllerService, args: Args, caller: Caller) -> object:
     cell = service.core.cell
     snapshot.set_gauges(cell, service.metrics, _now())
-    since = wall_ns() - 3600 * NS_PER_S
-    usage = await service.in_thread(lambda: service.reader.slo(since_ns=since))
+    since, targets = wall_ns() - 3600 * NS_PER_S, _targets(service)
+    usage = await service.in_thread(lambda: service.reader.slo(since_ns=since, targets=targets))
     known = service.metrics.known
     service.metrics.set_gauge(
         "slo_attainment", [((t, slo), value) for t, slos in usage.items() if t in known for slo, value in slos.items()]
@@ -113,13 +117,13 @@ async def _metrics(service: ControllerService, args: Args, caller: Caller) -> ob
 async def _usage(service: ControllerService, args: Args, caller: Caller) -> object:
     since, until = _span(args)
     bucket = _number(args, "bucket", 3600, 1, 31 * 86_400)
-    tenant = _tenant(args, caller)
+    tenant, targets = _tenant(args, caller), _targets(service)
     result = await service.in_thread(
-        lambda: service.reader.usage(since_ns=since, until_ns=until, tenant=tenant, bucket_s=bucket)
+        lambda: service.reader.usage(since_ns=since, until_ns=until, tenant=tenant, bucket_s=bucket, targets=targets)
     )
     cell = service.core.cell
     if tenant is not None and tenant in cell.tenants:
-        result["budget"] = snapshot.budget(cell, tenant)
+        result["budget"] = snapshot.budget(cell, tenant, _now())
     return result
 
 

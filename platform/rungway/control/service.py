@@ -20,6 +20,7 @@ from rungway.contracts import Platform
 from rungway.control import queries
 from rungway.control.cell import Now
 from rungway.control.core import Core
+from rungway.control.session_secret import load_secret
 from rungway.errors import ChannelError, ConfigError, LedgerError
 from rungway.ledger import LedgerReader, LedgerWriter, database_url
 from rungway.messages import (
@@ -90,6 +91,7 @@ class ControllerService:
         Path(self.platform.state_dir).mkdir(parents=True, exist_ok=True)
         self.writer = LedgerWriter(url, self._committed)
         self.reader = LedgerReader(url)
+        self.core.cell.session_secret = await self.in_thread(lambda: load_secret(Path(self.platform.state_dir)))
         await self._loop.run_in_executor(self._pool, self._restore)
         self.server = Server(
             self.platform.host if self.platform.host != "0.0.0.0" else "127.0.0.1",

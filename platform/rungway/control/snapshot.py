@@ -102,16 +102,21 @@ def tenants(cell: Cell, now: Now, only: str | None = None) -> dict[str, object]:
             "requests_remaining": state.requests.remaining(now.mono_ns),
             "tokens_remaining": state.tokens.remaining(now.mono_ns),
             "breaker": state.breaker.state,
-            "budget": budget(cell, name),
+            "budget": budget(cell, name, now),
             "budget_limit_usd": None if limit is None else limit / NUSD_PER_USD,
-            "slo": {"ttft_ms_p99": contract.slo.ttft_ms_p99, "tpot_ms_p99": contract.slo.tpot_ms_p99},
+            "slo": {
+                "ttft_ms_p99": contract.slo.ttft_ms_p99,
+                "tpot_ms_p99": contract.slo.tpot_ms_p99,
+                "availability": contract.slo.availability,
+            },
         }
     return shown
 
 
-def budget(cell: Cell, tenant: str) -> dict[str, object]:
-    """Spent and held money of the present window, in dollars."""
+def budget(cell: Cell, tenant: str, now: Now) -> dict[str, object]:
+    """Spent and held money of the present window, in dollars, and when the next window starts."""
     state = cell.tenants[tenant]
+    resets_s = state.budget.reset_s(now.wall_ns)  # first: it moves the meter into the present window
     limit = state.contract.budget.nusd
     return {
         "limit_usd": None if limit is None else limit / NUSD_PER_USD,
@@ -119,6 +124,7 @@ def budget(cell: Cell, tenant: str) -> dict[str, object]:
         "held_usd": state.budget.held / NUSD_PER_USD,
         "per": state.contract.budget.per,
         "at_limit": state.contract.budget.at_limit,
+        "resets_in_s": round(resets_s),
     }
 
 
