@@ -123,6 +123,7 @@ async def test_a_hit_is_the_same_answer_in_either_form(tmp_path: Path) -> None:
         assert again["usage"] == first["usage"]
         assert again["id"] != first["id"]
         assert again["rungway"]["cache"] == "hit-exact"
+        assert again["rungway"]["model_served"] == first["rungway"]["model_served"] == "small/v1"
         for options in ({}, {"stream_options": {"include_usage": True}}, {"stream_options": {"include_usage": False}}):
             answer = await rig.post(body | {"stream": True} | options)
             events = frames(answer.text)

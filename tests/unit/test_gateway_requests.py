@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from rungway.contracts import GatewaySpec
+from rungway.gateway import call
 from rungway.types import Action, Risk
 from unit.gateway_rig import (
     BETA_KEY,
@@ -217,6 +219,24 @@ async def test_a_chunked_body_is_counted_while_it_comes(tmp_path: Path) -> None:
         assert given <= 21
 
 
+async def test_a_body_that_never_comes_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call, "BODY_WAIT_S", 0.05)
+    async with running(tmp_path) as rig:
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.sleep(30)
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"authorization", f"Bearer {KEY}".encode()), (b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers}
+        await asyncio.wait_for(rig.app(scope, receive, send), 5)
+        assert sent[0]["status"] == 400
+
+
 BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ""}, "prompt"),
     ({"prompt": []}, "prompt"),
@@ -397,6 +417,7 @@ async def test_a_template_grant_is_an_ordinary_completion_without_usage(tmp_path
             replica_id="",
         )
         answer = (await rig.chat()).json()
+        assert answer["rungway"]["model_served"] == "template"
         assert answer["choices"][0]["message"]["content"] == platform().ladder.template
         assert answer["choices"][0]["finish_reason"] == "stop"
         assert answer["usage"]["completion_tokens"] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 ID_BYTES = 12
+BODY_WAIT_S = 60.0
+"""How long a client may take to send its body."""
 
 
 class ClientGone(RungwayError):
@@ -73,20 +76,22 @@ class Call:
         self.gateway.count("refused_total", (self.tenant, error.code.value))
 
     async def body(self, bytes_max: int) -> bytes:
-        """The whole body. Raises RequestError `unsupported_media_type` or `body_too_large` (counted while it comes,
-        whatever Content-Length says), ClientGone on a disconnect."""
+        """The whole body. Raises RequestError `unsupported_media_type`, `body_too_large` (counted while it comes,
+        whatever Content-Length says), `invalid_request` when it takes too long, ClientGone on a disconnect."""
         kind = self.headers.get(b"content-type")
         if kind is not None and kind.partition(b";")[0].strip().lower() != b"application/json":
             raise RequestError(Code.UNSUPPORTED_MEDIA_TYPE, "the content type must be application/json")
         declared = self.headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > bytes_max:
             raise _too_large(bytes_max)
+        try:
+            async with asyncio.timeout(BODY_WAIT_S):
+                return await self._whole(bytes_max)
+        except TimeoutError:
+            raise RequestError(Code.INVALID_REQUEST, "the body did not come in time") from None
+
+    async def _whole(self, bytes_max: int) -> bytes:
         message = await self._chunk()
-        if not message.get("more_body"):
-            whole: bytes = message.get("body", b"")
-            if len(whole) > bytes_max:
-                raise _too_large(bytes_max)
-            return whole
         chunks = [message.get("body", b"")]
         size = len(chunks[0])
         while message.get("more_body") and size <= bytes_max:
@@ -95,7 +100,7 @@ class Call:
             size += len(chunks[-1])
         if size > bytes_max:
             raise _too_large(bytes_max)
-        return b"".join(chunks)
+        return b"".join(chunks) if len(chunks) > 1 else chunks[0]
 
     async def _chunk(self) -> MutableMapping[str, Any]:
         message = await self.receive()

@@ -72,6 +72,7 @@ class Gateway:
         self._channel = channel
         self._spec = GatewaySpec()
         self._uplink = Uplink(gateway_id, resolve_controller, channel, self._on_message, self._on_up)
+        # What others need of the channel to the controller, under this roof.
         self.tell = self._uplink.tell
         self.count = self._uplink.count
         self.query = self._uplink.query

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from rungway.channel import Client
 from rungway.clock import NS_PER_MS, monotonic_ns
@@ -119,8 +120,8 @@ class Links:
         self._spawn(link.client.stop())
         self._on_lost(replica_id, None)
 
-    def _spawn(self, work: asyncio.Future[None] | object) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

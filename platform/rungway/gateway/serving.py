@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 
 import msgspec
@@ -19,6 +20,8 @@ from rungway.gateway.recall import Memory
 from rungway.gateway.stream import Answering, replay
 from rungway.outcomes import Code, Outcome
 from rungway.types import Grant, OfferKind
+
+_log = logging.getLogger(__name__)
 
 
 class Serving:
@@ -96,13 +99,14 @@ class Serving:
         created = call.received_wall_ns // NS_PER_S
         if grant.offer.kind is OfferKind.CACHE and memory.hit is not None:
             hit = memory.hit
-            call.facts.cache = "hit-exact"
+            call.facts.cache, call.facts.served = "hit-exact", hit.facts.served
             stored = replace(hit, request_id=call.id, created=created, facts=call.facts)
             flight.end(Outcome.CACHE_HIT)
             memory.keep(reading, grant, stored)
         elif grant.offer.kind is OfferKind.TEMPLATE:
             text = reading.tenant.template or catalogue.ladder.template
             stored = Stored(call.id, created, call.facts, (Choice(text, "stop", None),) * reading.ask.n, 0, 0, 0)
+            call.facts.served = "template"
             flight.end(Outcome.TEMPLATE)
         else:
             flight.end(Outcome.ERROR, Code.INTERNAL)
@@ -139,5 +143,8 @@ class Serving:
             self._call.gateway.settle(self._flight, self._call.facts.cache)
 
     def _on_left(self, watch: asyncio.Task[None]) -> None:
-        if not watch.cancelled() and self._flight is not None:
-            self._flight.on_fault(Fault.CLIENT_GONE, monotonic_ns())
+        if watch.cancelled() or self._flight is None:
+            return
+        if watch.exception() is not None:
+            _log.warning("%s: watching the connection failed: %r", self._call.id, watch.exception())
+        self._flight.on_fault(Fault.CLIENT_GONE, monotonic_ns())
