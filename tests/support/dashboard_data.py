@@ -44,7 +44,7 @@ def offer(tier: str, rung: int = 0, degraded: tuple[str, ...] = ()) -> dict[str,
 
 def usage_row(number: int, rng: random.Random, tenant: str, tenant_class: str, ended_ns: int, busy: bool) -> LedgerRow:
     """One settled request. `busy`: the platform is under pressure then."""
-    refused = busy and rng.random() < 0.06
+    refused = busy and tenant_class != "interactive" and rng.random() < 0.06
     wanted = "large" if rng.random() < 0.55 else "small"
     lowered = busy and wanted == "large" and not refused and rng.random() < 0.6
     tier = "" if refused else "small" if lowered else wanted
@@ -52,7 +52,7 @@ def usage_row(number: int, rng: random.Random, tenant: str, tenant_class: str, e
     cached = int(prompt * rng.choice((0, 0, 0.5, 0.8)))
     input_price, cached_price, output_price = PRICES.get(tier, (0, 0, 0))
     cost = ((prompt - cached) * input_price + cached * cached_price + output * output_price) // 1000
-    ttft = None if refused else rng.lognormvariate(math.log(900 if busy else 240), 0.5)
+    ttft = None if refused else rng.lognormvariate(math.log(620 if busy else 210), 0.42)
     decision = {
         "ask": {"model": "auto", "tiers": ["small", "large"]},
         "rungs": {"large": 4, "small": 0} if lowered else {"large": 0, "small": 0},

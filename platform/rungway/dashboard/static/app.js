@@ -59,9 +59,7 @@ function select(label, name, options) {
 
 function choose(name, value) {
   state[name] = value;
-  const focused = document.activeElement?.dataset?.range;
-  filters();
-  if (focused) document.querySelector(`[data-range="${value}"]`)?.focus();
+  for (const button of document.querySelectorAll("[data-range]")) button.setAttribute("aria-pressed", String(button.dataset.range === state.range));
   refresh();
 }
 
