@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rungway.channel import Server
-from rungway.clock import NS_PER_S, monotonic_ns, wall_ns
+from rungway.clock import monotonic_ns, wall_ns
 from rungway.contracts import Platform
 from rungway.control import queries
 from rungway.control.cell import Now
 from rungway.control.core import Core
+from rungway.control.restore import restore
 from rungway.control.session_secret import load_secret
 from rungway.errors import ChannelError, ConfigError, LedgerError
 from rungway.ledger import LedgerReader, LedgerWriter, database_url
@@ -46,7 +47,6 @@ T = TypeVar("T")
 
 QUERY_THREADS = 2
 QUERIES_WAITING_MAX = 256
-RATE_WINDOW_NS = 60 * NS_PER_S
 
 
 def _now() -> Now:
@@ -92,7 +92,7 @@ class ControllerService:
         self.writer = LedgerWriter(url, self._committed)
         self.reader = LedgerReader(url)
         self.core.cell.session_secret = await self.in_thread(lambda: load_secret(Path(self.platform.state_dir)))
-        await self._loop.run_in_executor(self._pool, self._restore)
+        await self._loop.run_in_executor(self._pool, lambda: restore(self.core, self.reader, _now()))
         self.server = Server(
             self.platform.host if self.platform.host != "0.0.0.0" else "127.0.0.1",
             self.platform.channel,
@@ -120,20 +120,6 @@ class ControllerService:
 
     def healthy(self) -> bool:
         return not self.failed and self.writer.healthy
-
-    def _restore(self) -> None:
-        """Quotas as the ledger knows them: the last minute's rates, the budget windows' spending, output lengths."""
-        now = _now()
-        for tenant, (requests, tokens) in self.reader.recent(now.wall_ns - RATE_WINDOW_NS).items():
-            state = self.core.cell.tenants.get(tenant)
-            if state is not None:
-                state.requests.drain(requests, now.mono_ns)
-                state.tokens.drain(tokens, now.mono_ns)
-        for tenant, state in self.core.cell.tenants.items():
-            start_ns, _ = state.budget.bounds
-            state.budget.restore(self.reader.spent_since(tenant, start_ns), now.wall_ns)
-        for tenant, tier, output_tokens in self.reader.output_samples(2000):
-            self.core.cell.predictor.observe(tenant, tier, output_tokens)
 
     # -- messages ---------------------------------------------------------------------------------------------
 

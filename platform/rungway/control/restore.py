@@ -1,0 +1,39 @@
+"""A new controller's memory: quotas as the ledger knows them. The simulator restarts controllers through this, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from rungway.clock import NS_PER_S
+from rungway.control.cell import Now
+from rungway.control.core import Core
+
+RATE_WINDOW_NS = 60 * NS_PER_S
+SAMPLES_MAX = 2000
+
+
+class Books(Protocol):
+    """What is read of a ledger (`LedgerReader`)."""
+
+    def recent(self, since_ns: int) -> Mapping[str, tuple[int, int]]: ...
+
+    def spent_since(self, tenant: str, wall_ns: int) -> int: ...
+
+    def output_samples(self, limit: int) -> Sequence[tuple[str, str, int]]: ...
+
+
+def restore(core: Core, books: Books, now: Now) -> None:
+    """The last minute's rates, the budget windows' spending, output lengths. Running requests come with the gateways'
+    hellos. Raises what the ledger raises."""
+    cell = core.cell
+    for tenant, (requests, tokens) in books.recent(now.wall_ns - RATE_WINDOW_NS).items():
+        state = cell.tenants.get(tenant)
+        if state is not None:
+            state.requests.drain(requests, now.mono_ns)
+            state.tokens.drain(tokens, now.mono_ns)
+    for tenant, state in cell.tenants.items():
+        start_ns, _ = state.budget.bounds
+        state.budget.restore(books.spent_since(tenant, start_ns), now.wall_ns)
+    for tenant, tier, output_tokens in books.output_samples(SAMPLES_MAX):
+        cell.predictor.observe(tenant, tier, output_tokens)
