@@ -23,6 +23,7 @@ _OBJECT_STORE_BYTES = 100_000_000
 _SERVE_STOP_S = 35.0
 _RAY_STOP_S = 15.0
 _RELOAD_S = 30.0
+_ANSWER_S = 2.0
 _CPUS_MIN = 4
 """Ray counts shares of CPUs when it places processes; a small machine must still hold them all."""
 
@@ -99,25 +100,36 @@ class Cluster:
 
     def reload(self) -> list[str]:
         """Have the controller read the configuration again; the mistakes it found (none = it is in force)."""
+        try:
+            return list(self._handle().reload.remote().result(timeout_s=_RELOAD_S))
+        except Exception as failed:  # noqa: BLE001  (whatever a reload runs into, the platform goes on serving)
+            return [f"the controller failed: {type(failed).__name__}: {failed}"]
+
+    def _handle(self) -> Any:
+        """The controller's handle. The router of a replica shares its event loop; this process has none, so the router
+        brings its own."""
         from ray import serve
 
         from rungway.serve import app
 
         if self._controller is None:
             self._controller = serve.get_deployment_handle(app.CONTROLLER, app.APP)
-            # The replicas' router shares their event loop; this process has none, so the router brings its own.
             self._controller._init(_run_router_in_separate_loop=True)
+        return self._controller
+
+    def _in_flight(self) -> int:
         try:
-            return list(self._controller.reload.remote().result(timeout_s=_RELOAD_S))
-        except Exception as failed:  # noqa: BLE001  (whatever a reload runs into, the platform goes on serving)
-            return [f"the controller failed: {type(failed).__name__}: {failed}"]
+            return int(self._handle().in_flight.remote().result(timeout_s=_ANSWER_S))
+        except Exception:  # noqa: BLE001  (a controller that cannot be asked has nothing that could be waited for)
+            return 0
 
     def stop(self, drain_s: float) -> list[int]:
         """Let running answers finish within `drain_s`, stop Serve and Ray, then end by process id what remains.
 
         Returns the process ids that could not be ended (empty = none).
         """
-        drain(self._surroundings.haproxy_dir, drain_s)
+        if drain_s > 0:
+            drain(self._surroundings.haproxy_dir, self._in_flight, drain_s)
         _bounded(_stop_serve, _SERVE_STOP_S)
         _bounded(_stop_ray, _RAY_STOP_S)
         left = processes.end(self._surroundings.mark)

@@ -38,6 +38,10 @@ class ControllerDeployment:
             return [str(mistake) for mistake in wrong.mistakes] or ["there is no configuration file to read"]
         return []
 
+    async def in_flight(self) -> int:
+        """Requests that are queued or run."""
+        return len(self._service.core.cell.flights)
+
     def check_health(self) -> None:
         """Serve's probe."""
         if not self._service.healthy():
