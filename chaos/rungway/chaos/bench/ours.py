@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import urllib.request
 from contextlib import ExitStack
@@ -65,7 +66,8 @@ def _role(pid: int, wanted: bytes) -> str:
     except OSError:
         return ""
     if command.startswith("ray::ServeReplica:rungway:"):
-        return command.removeprefix("ray::ServeReplica:rungway:").split()[0]
+        # Ray adds the method that runs just now, as in `Gateway.check_health`.
+        return re.split(r"[ .]", command.removeprefix("ray::ServeReplica:rungway:"), maxsplit=1)[0]
     return "haproxy" if "haproxy" in command.split(" ")[0] else ""
 
 

@@ -28,7 +28,7 @@ SAMPLE_S = 2.0
 REST_S = 30.0
 GROWTH_MAX = 0.05
 CONNECTIONS = 64
-CONNECTIONS_MAX = 512
+CONNECTIONS_MAX = 256
 _GAUGES = ("rungway_in_flight_tokens", "rungway_queue_depth")
 
 
@@ -143,12 +143,12 @@ def _at_rest(report: Report, ours: Ours) -> None:
 
 
 def _held(ours: Ours) -> dict[str, float]:
-    listed: Any = ours.get("/admin/tenants")
-    tenants = listed["tenants"] if isinstance(listed, dict) else listed
-    each = list(tenants.values()) if isinstance(tenants, dict) else list(tenants)
+    tenants: dict[str, Any] = ours.get("/admin/tenants")
+    each = list(tenants.values())
     text = str(ours.get("/metrics"))
     found: dict[str, float] = {
         "requests running": float(sum(one["running"] for one in each)),
+        "requests waiting": float(sum(one["waiting"] for one in each)),
         "tokens held": float(sum(one["held_tokens"] for one in each)),
     }
     for gauge in _GAUGES:
