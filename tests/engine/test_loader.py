@@ -51,10 +51,9 @@ def test_where_models_lie() -> None:
     assert model_dir("hf:org/name@v1", base) == base / "hf--org--name--v1"
     assert model_dir("path:/some/dir", base) == Path("/some/dir")
     assert model_dir("path:/some/x.gguf", base).parent == base
-    for wrong in ("", "llama", "pypi:name", "pypi:a==1;rm", "hf:name", "hf:../..", "path:", "ftp:x"):
-        if wrong != "hf:../..":
-            with pytest.raises(ModelError):
-                model_dir(wrong, base)
+    for wrong in ("", "llama", "pypi:name", "pypi:a==1;rm", "hf:name", "path:", "ftp:x"):
+        with pytest.raises(ModelError):
+            model_dir(wrong, base)
 
 
 def test_the_catalogue_is_pinned() -> None:

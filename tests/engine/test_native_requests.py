@@ -119,7 +119,7 @@ def test_the_context_ends_an_answer(model: Any) -> None:
 
 def test_logit_bias_and_the_end_token(model: Any) -> None:
     core, _ = make_core(model)
-    ask = {"logit_bias": {256: 1000.0}, "max_tokens": 5}
+    ask: dict[str, Any] = {"logit_bias": {256: 1000.0}, "max_tokens": 5}
     heard = run_all(
         core,
         [

@@ -76,7 +76,9 @@ def random_work(rng: random.Random, name: str) -> Work:
 def test_random_load_with_random_aborts_leaks_and_stalls_never(seed: int) -> None:
     rng = random.Random(seed)
     core, scheduler, runner = rig(blocks=rng.choice([16, 20, 40]))
-    heard, works, cancelled = Heard(), {}, set()
+    heard = Heard()
+    works: dict[str, Work] = {}
+    cancelled: set[str] = set()
     for tick in range(400):
         if rng.random() < 0.4 and len(works) < 150:
             item = random_work(rng, f"r{tick}")

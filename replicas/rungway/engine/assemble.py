@@ -67,7 +67,8 @@ def pick_dtype(name: str, arch: Architecture, device: torch.device) -> torch.dty
 def _decode_cost_s(arch: Architecture, dtype: torch.dtype, tries: int = 5) -> float:
     """Best time of the biggest projection of a layer; a second copy of the weight keeps it out of the caches."""
     x = torch.ones(8, arch.hidden, dtype=dtype)
-    layers = [Linear(torch.ones(2 * arch.intermediate, arch.hidden, dtype=dtype)) for _ in range(2)]
+    rows = min(2 * arch.intermediate, 8192)
+    layers = [Linear(torch.ones(rows, arch.hidden, dtype=dtype)) for _ in range(2)]
     times = []
     for _ in range(tries):
         started = time.perf_counter()

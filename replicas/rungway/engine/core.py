@@ -17,7 +17,7 @@ from rungway.engine.sampler import Row, Sampled, sample
 from rungway.engine.scheduler import Scheduler, Slice
 from rungway.engine.sequence import Group, Sequence
 from rungway.engine.tokenizer import Vocabulary
-from rungway.engine.validate import problem
+from rungway.engine.validate import SEQUENCES_MAX, problem
 
 
 class _Answer:
@@ -62,20 +62,8 @@ class Core:
         """Takes a request. Returns its end at once where it cannot run or was complete already."""
         why = self._refusal(work)
         if why is not None:
-            count = work.sequences if 1 <= work.sequences <= 128 else 1
-            return [
-                Delta(
-                    request_id=work.request_id,
-                    attempt=work.attempt,
-                    index=index,
-                    text="",
-                    token_ids=[],
-                    finish="error",
-                    error=why,
-                    usage=EngineUsage(0, 0, 0) if index == count - 1 else None,
-                )
-                for index in range(count)
-            ]
+            count = work.sequences if 1 <= work.sequences <= SEQUENCES_MAX else 1
+            return _refused(work, count, why)
         group = Group(work)
         limit = min(len(work.prompt_ids) + work.sampling.max_tokens, self._context)
         self._seeds[work.request_id] = secrets.randbits(62) if work.sampling.seed is None else work.sampling.seed
@@ -94,9 +82,11 @@ class Core:
         return [delta for request_id in list(self._scheduler.groups) for delta in self.cancel(request_id)]
 
     def step(self) -> list[Delta]:
-        """One step of the model. A device failure ends the requests of that step with an error, and only those."""
+        """One step of the model; nothing where there is no work. A device failure ends the requests of that step with an error, and only those."""
         with self._lock:
             step = self._scheduler.schedule()
+        if not step:
+            return []
         self._meter.start()
         try:
             done = self._runner.run(step)
@@ -231,3 +221,20 @@ class Core:
         computed = sum(item.size for item in step)
         decoded = sum(1 for item in step if item.size == 1)
         self._meter.stop(prefilled=computed - decoded, decoded=min(decoded, sampled))
+
+
+def _refused(work: Work, count: int, why: str) -> list[Delta]:
+    """The end of a request that never ran; nothing was computed, so nothing is billed."""
+    return [
+        Delta(
+            request_id=work.request_id,
+            attempt=work.attempt,
+            index=index,
+            text="",
+            token_ids=[],
+            finish="error",
+            error=why,
+            usage=EngineUsage(0, 0, 0) if index == count - 1 else None,
+        )
+        for index in range(count)
+    ]

@@ -53,7 +53,7 @@ def fetch_model(source: str, models_dir: Path, progress: Progress | None = None)
     """
     target = model_dir(source, models_dir)
     report = progress or _silent
-    if source.startswith("path:") and target.suffix != ".gguf" and target.parent != models_dir:
+    if source.startswith("path:") and not source.endswith(".gguf"):
         return _checked(target)
     if _complete(source, target):
         return target
