@@ -171,7 +171,8 @@ class StandIn:
         self.version = 1
         self.replicas: dict[str, ReplicaInfo] = {}
         self.asks: list[Ask] = []
-        self.late: list[Ask] = []  # until the first replica is here
+        self.wanted = 1
+        self.late: list[tuple[Ask, int]] = []  # until the wanted replicas are here
         self.open: dict[str, Ask] = {}
         self.finishes: list[Finish] = []
         self.withdrawn: list[Withdraw] = []
@@ -193,8 +194,9 @@ class StandIn:
     async def stop(self) -> None:
         await self.server.stop()
 
-    async def restart(self) -> None:
-        """Come back with no memory at another address."""
+    async def restart(self, replicas: int = 1) -> None:
+        """Come back with no memory at another address. Nothing is decided before so many replicas are here."""
+        self.wanted = replicas
         self.open.clear()
         self.replicas.clear()
         self._gateways.clear()
@@ -255,6 +257,13 @@ class StandIn:
         del self.replicas[replica_id]
         self.broadcast(Peers(list(self.replicas.values())))
 
+    def soon(self, ask: Ask, attempt: int) -> None:
+        """Decide now, or once there are replicas."""
+        if len(self.replicas) < self.wanted:
+            self.late.append((ask, attempt))
+        else:
+            self.rule(ask, attempt)
+
     def rule(self, ask: Ask, attempt: int) -> None:
         """Decide and tell."""
         decision = self.decide(ask, attempt, self._avoid.get(ask.request_id, frozenset()))
@@ -280,9 +289,10 @@ class StandIn:
         elif isinstance(message, ReplicaHello):
             self.replicas[peer] = message.info
             self.broadcast(Peers(list(self.replicas.values())))
-            late, self.late = self.late, []
-            for ask in late:
-                self.rule(ask, 1)
+            if len(self.replicas) >= self.wanted:
+                late, self.late = self.late, []
+                for ask, attempt in late:
+                    self.rule(ask, attempt)
         elif isinstance(message, Submit):
             self._submit(message.ask, True)
         elif isinstance(message, Withdraw):
@@ -297,7 +307,7 @@ class StandIn:
         elif isinstance(message, Retry):
             self.retries.append(message)
             self._avoid[message.request_id] = self._avoid.get(message.request_id, frozenset()) | {message.replica_id}
-            self.rule(self.open[message.request_id], message.attempt + 1)
+            self.soon(self.open[message.request_id], message.attempt + 1)
         elif isinstance(message, Counts):
             for name, labels, amount in message.increments:
                 self.counts[(name, labels)] = self.counts.get((name, labels), 0) + amount
@@ -308,10 +318,8 @@ class StandIn:
     def _submit(self, ask: Ask, undecided: bool) -> None:
         self.asks.append(ask)
         self.open[ask.request_id] = ask
-        if undecided and not self.replicas:
-            self.late.append(ask)
-        elif undecided:
-            self.rule(ask, 1)
+        if undecided:
+            self.soon(ask, 1)
 
 
 class Rig:

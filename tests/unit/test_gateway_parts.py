@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rungway.clock import NS_PER_S
-from rungway.contracts import LadderSpec, LadderTerms, RungSpec, Tenant, Tier
+from rungway.clock import NS_PER_S, monotonic_ns
+from rungway.contracts import ChannelSpec, LadderSpec, LadderTerms, RungSpec, Tenant, Tier
 from rungway.engine.errors import PromptError
+from rungway.engine.protocol import Sampling, Work
 from rungway.engine.tokenizer import WordTokenizer
 from rungway.errors import RequestError
 from rungway.gateway.catalogue import Catalogue
 from rungway.gateway.idempotency import PER_TENANT_MIN, Idempotency
 from rungway.gateway.identify import KeyRing
+from rungway.gateway.links import Links
 from rungway.gateway.prompts import Lexer, Prompt, Tokenizers
 from rungway.gateway.schema import shown
+from rungway.messages import ReplicaInfo, Start
 from rungway.outcomes import Code
-from unit.gateway_rig import PRICE, RUNGS, api_key, platform, running, tenant, version
+from rungway.types import Billing
+from unit.gateway_rig import CHANNEL, PRICE, RUNGS, api_key, platform, running, tenant, until, version
 
 WORDS = Lexer(WordTokenizer(), True)
 
@@ -184,6 +189,67 @@ def test_room_is_made_from_finished_answers_oldest_first() -> None:
     slots.release("acme", "k0", lost)
     slots.complete("acme", "k0", lost, "late", 99)
     assert slots.claim("acme", "k0", b"d", 99).answer is None
+
+
+async def test_a_start_that_waits_for_its_channel_can_be_taken_back_and_is_given_up_in_time() -> None:
+    lost: list[tuple[str, list[str] | None]] = []
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound but not listening: nobody answers
+        links = Links("g", ChannelSpec(lost_after_ms=1000), lambda deltas: None, lambda *what: lost.append(what))
+        links.update([ReplicaInfo("r", f"tcp://127.0.0.1:{closed.getsockname()[1]}", "small", "v1", 1, 1)])
+        try:
+            assert links.start("r", start("req_1"))
+            assert links.start("r", start("req_2"))
+            assert not links.start("unknown", start("req_3"))
+            links.cancel("r", "req_1")
+            links.tick(monotonic_ns())
+            assert lost == []
+            links.tick(monotonic_ns() + 2 * NS_PER_S)
+            assert lost == [("r", ["req_2"])]
+            assert links.tiers_up() == set()
+        finally:
+            await links.stop()
+
+
+async def test_a_start_taken_back_before_its_channel_is_up_reaches_no_engine(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        links = Links("g2", CHANNEL, lambda deltas: None, lambda *what: None)
+        links.update(list(rig.controller.replicas.values()))
+        try:
+            assert links.start("small-1", start("req_1"))
+            links.cancel("small-1", "req_1")
+            assert links.start("small-1", start("req_2"))
+            await until(lambda: rig.controller.ends)
+            # Neither a run nor a ban: the same id may come again.
+            assert links.start("small-1", start("req_1"))
+            await until(lambda: len(rig.controller.ends) == 2)
+            assert [(end.request_id, end.finish) for end in rig.controller.ends] == [
+                ("req_2", "length"),
+                ("req_1", "length"),
+            ]
+        finally:
+            await links.stop()
+
+
+def start(request_id: str) -> Start:
+    work = Work(request_id=request_id, attempt=1, prompt_ids=[], prompt_text="hi", sampling=Sampling(max_tokens=2))
+    billing = Billing(
+        tenant="acme",
+        key_id="k",
+        tenant_class="standard",
+        risk="normal",
+        action="read",
+        model="small",
+        tier="small",
+        version="v1",
+        rung=0,
+        degraded=(),
+        reason="",
+        price=PRICE,
+        gateway_id="g2",
+        received_wall_ns=0,
+    )
+    return Start(work, billing)
 
 
 def test_what_is_quoted_from_a_client_is_short_and_printable() -> None:
