@@ -462,3 +462,17 @@ def test_high_risk_waits_for_its_tier() -> None:
     assert world.grant(request).offer.tier == "large"
     assert world.grant(request).offer.kind is OfferKind.MODEL
     assert not any(isinstance(m, Granted) and m.grant.offer.degraded for _, m in world.sent)
+
+
+def test_a_grant_that_came_after_its_client_had_left_holds_no_place() -> None:
+    """The gateway never began that try, so no engine will ever report its end."""
+    world = World(tenant("acme"), tenant("globex"))
+    requests = [world.submit() for _ in range(4)]
+    for request in requests:
+        world.grant(request)
+        world.client_end(request, "client_cancelled", delivered={})
+    for request in requests:
+        row = world.row(request)
+        assert (row.outcome, row.output_tokens, row.cost_nusd) == ("client_cancelled", 0, 0)
+    world.at_rest()
+    world.grant(world.submit("globex"))

@@ -34,8 +34,18 @@ def finished(cell: Cell, gateway_id: str, finish: Finish, now: Now) -> None:
         flight.finish_ns = now.mono_ns
         if flight.entry is not None:
             dequeue(cell, flight)
+        _drop_unbegun(cell, flight, finish, now)
         _learn(flight, finish, now)
     close_if_settled(cell, flight, now)
+
+
+def _drop_unbegun(cell: Cell, flight: Flight, finish: Finish, now: Now) -> None:
+    """A grant that reached its gateway after the client had left was never begun there (`delivered` names every try that
+    was): no engine will report its end, so its place is free now."""
+    for number, attempt in flight.attempts.items():
+        if number not in finish.delivered and attempt.end is None and attempt.lost_ns is None:
+            attempt.lost_ns = now.mono_ns
+            cell.pools[flight.pool].release(attempt, flight.state)
 
 
 def _learn(flight: Flight, finish: Finish, now: Now) -> None:
@@ -122,8 +132,9 @@ def close_if_settled(cell: Cell, flight: Flight, now: Now) -> None:
     cell.effects.rows.append(row)
     cell.effects.held.append((flight.ask.gateway_id, FinishAck([flight.ask.request_id])))
     del cell.flights[flight.ask.request_id]
-    emitted = {n: a.end.usage.output_tokens for n, a in flight.attempts.items() if a.end is not None}
     known = flight.finish.delivered if flight.finish is not None else {}
+    # What the row has accounted for: a later word of the engine adds only what is beyond it.
+    emitted = {n: attempt.counted(known.get(n, 0)) for n, attempt in flight.attempts.items()}
     cell.remember(flight.ask.request_id, {**known, **emitted})
     _note_slo(cell, flight, row)
 
@@ -181,7 +192,7 @@ def sweep(cell: Cell, now: Now) -> None:
                 _abandon(cell, flight, now)
         elif flight.entry is not None:
             _expire(cell, flight, now)
-        elif flight.finish is not None and now.mono_ns - flight.finish_ns > spec.lost_wait_s * NS_PER_S:
+        elif now.mono_ns - _client_done_ns(flight, now.mono_ns) > spec.lost_wait_s * NS_PER_S:
             for attempt in flight.open_attempts():
                 attempt.lost_ns = now.mono_ns
                 cell.pools[flight.pool].release(attempt, flight.state)
@@ -194,6 +205,14 @@ def sweep(cell: Cell, now: Now) -> None:
             del cell.orphans[key]
     for ends in ripe.values():
         _write_orphan(cell, ends, now)
+
+
+def _client_done_ns(flight: Flight, now_ns: int) -> int:
+    """Since when the client's side is over, by its Finish or by the loss of its gateway; now when it is not. A gateway
+    may die between a grant and its start: then no engine ever heard of the attempt."""
+    if flight.finish is not None:
+        return flight.finish_ns
+    return now_ns if flight.gateway_lost_ns is None else flight.gateway_lost_ns
 
 
 def _abandon(cell: Cell, flight: Flight, now: Now) -> None:
