@@ -27,6 +27,9 @@ COMMANDS: dict[str, str] = {
     "explain": "Why a request was answered the way it was.",
     "ladder": "The degradation ladder: show, set by hand, clear.",
     "pools": "The pools of replicas and how full they are.",
+    "bench": "Measurements with bars: gateway, engine, controller, soak.",
+    "demo": "Two tenants, a stream, a refusal, a downgrade and the bills, printed.",
+    "drill": "Load and faults with a verdict table: peak-load, or `list`.",
     "top": "Pools, queues and tenants, refreshed each second.",
 }
 
