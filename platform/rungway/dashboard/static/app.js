@@ -1,4 +1,4 @@
-// The frame: which view, which filters, when to read again. A view is { title, live, filters, load(state), draw(data, state) };
+// The frame: which view, which filters, when to read again. A view is { title, filters, every_ms, load(state), draw(data, state) };
 // the address after # names it, so that links, the back button and bookmarks work.
 
 import { command, read } from "./api.js";
@@ -77,7 +77,8 @@ async function refresh() {
     if (mine !== turn) return;
     failed(error);
   }
-  if (view.every_ms && !document.hidden) timer = setTimeout(refresh, view.every_ms);
+  const wait_ms = typeof view.every_ms === "function" ? view.every_ms(state) : view.every_ms;
+  if (wait_ms && !document.hidden) timer = setTimeout(refresh, wait_ms);
 }
 
 // Old numbers stay, marked as old; an empty page says what is wrong.
@@ -89,8 +90,16 @@ function failed(error) {
     h("button", { type: "button", onclick: refresh }, "Try again")));
 }
 
+// Draw anew without taking anything from under the reader: focus and sideways scrolling stay where they are.
 function redraw() {
-  if (last !== null) byId("view").replaceChildren(...[VIEWS[state.view].draw(last, state)].flat().filter(Boolean));
+  if (last === null) return;
+  const view = byId("view"), find = (what) => [...view.querySelectorAll(what)];
+  const nodes = [VIEWS[state.view].draw(last, state)].flat().filter(Boolean);
+  if (nodes.length === 1 && nodes[0].isConnected) return;
+  const left = find(".scroll").map((box) => box.scrollLeft), at = find("a, button, [tabindex]").indexOf(document.activeElement);
+  view.replaceChildren(...nodes);
+  find(".scroll").forEach((box, i) => (box.scrollLeft = left[i] || 0));
+  if (at >= 0) find("a, button, [tabindex]")[at]?.focus({ preventScroll: true });
 }
 
 async function start() {

@@ -14,7 +14,7 @@ export const digits = (max) => (max >= 1000 ? 0 : max >= 1 ? 2 : max >= 0.01 ? 4
 
 export function usd(value, places) {
   if (value === null || value === undefined) return NONE;
-  const fixed = places ?? digits(Math.abs(value));
+  const fixed = places ?? (value ? digits(Math.abs(value)) : 2);
   return "$" + new Intl.NumberFormat("en-US", { minimumFractionDigits: fixed, maximumFractionDigits: fixed }).format(value);
 }
 

@@ -2,6 +2,10 @@
 
 const OWN_COLOURS = 7;
 
+// How often to read usage again: the longer the range, the more rows a read costs and the less it moves.
+const EVERY_MS = { "1h": 15000, "24h": 30000, "7d": 60000, "30d": 120000 };
+export const usageEvery = ({ range }) => EVERY_MS[range];
+
 // All bar starts (ms) of a range, empty ones included: a gap in use must look like one.
 export function bucketStarts({ since, until, bucket_s }) {
   const starts = [];

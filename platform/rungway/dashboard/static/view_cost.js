@@ -4,7 +4,7 @@ import { read } from "./api.js";
 import { stackedBars } from "./charts.js";
 import { card, empty, h, meter, table } from "./dom.js";
 import { compact, count, digits, duration, usd, usdTick } from "./format.js";
-import { stack } from "./series.js";
+import { stack, usageEvery } from "./series.js";
 
 const PERIOD = { day: "today", week: "this week", month: "this month" };
 const money = (row) => row.cost_usd;
@@ -72,7 +72,7 @@ function costTable({ usage, tenants }, state) {
 export const cost = {
   title: "Cost",
   filters: ["tenant", "range"],
-  every_ms: 30000,
+  every_ms: usageEvery,
   load,
   draw: (data, state) => [
     costTable(data, state),

@@ -19,9 +19,10 @@ function remember(name, value) {
   return past.get(name);
 }
 
+// The declared ladder is read once, and again when a rung in force is not on it (the configuration was reloaded).
 async function load() {
-  const [live, ladder] = await Promise.all([read("live"), declared || read("ladder")]);
-  declared = ladder;
+  const live = await read("live");
+  if (!declared || live.ladder.some((scope) => declared.rungs[scope.rung]?.name !== scope.name)) declared = await read("ladder");
   return live;
 }
 
@@ -47,7 +48,7 @@ function stairs(scopes) {
     const together = both.every((scope) => scope.rung === both[0].rung);
     for (const scope of together ? both.slice(0, 1) : both) {
       const forced = (together ? both : [scope]).some((one) => one.override);
-      standing[scope.rung].push(h("span", { class: "chip" + (!together && scope.side === "over" ? " over" : "") },
+      standing[scope.rung]?.push(h("span", { class: "chip" + (!together && scope.side === "over" ? " over" : "") },
         together ? kind : `${kind} · ${scope.side}`, forced && h("i", {}, " override")));
     }
   }
@@ -66,7 +67,7 @@ function pressureTable(pool, scopes) {
     { name: "Side", cell: (scope) => (scope.side === "over" ? "over its share" : "within") },
     { name: "Pressure", num: true, cell: (scope) => scope.pressure.toFixed(2) },
     { name: "", wide: true, cell: (scope) => meter(track(scope.pressure), { mark: track(first), tone: scope.pressure >= first ? "bad" : scope.pressure >= declared.leave ? "warn" : "", label: `pressure ${scope.pressure}` }) },
-    { name: "From", cell: (scope) => (scope.signal === "none" ? "" : scope.signal.replaceAll("_", " ")) },
+    { name: "From", cell: (scope) => (scope.signal === "none" || !scope.pressure ? "" : scope.signal.replaceAll("_", " ")) },
     { name: "Rung", cell: (scope) => (scope.rung ? pill(scope.name, "warn") : scope.name) },
   ], scopes, { caption: `Pressure and rungs of ${pool}` });
 }
@@ -85,8 +86,8 @@ function replicas(pool) {
 const gauge = (name, share, text) => h("div", { class: "gauge" }, h("span", {}, name, h("b", {}, text)), meter(share, { tone: share >= 0.9 ? "bad" : share >= 0.7 ? "warn" : "", label: `${name} ${text}` }));
 
 function poolCard(name, pool, scopes) {
-  return h("section", { class: "card" }, h("header", {}, h("h2", {}, `Pool ${name}`), pool && h("span", { class: "note" }, `${compact(pool.prefill_tokens_per_s)} prompt tokens/s · ${pool.decode_ms_per_token} ms a token`)),
-    pool && h("div", { class: "gauges" }, gauge("Sequences ", pool.slots ? pool.in_flight / pool.slots : 0, `${pool.in_flight} of ${pool.slots}`), gauge("KV cache ", pool.kv_use, percent(pool.kv_use)), gauge("Waiting ", Math.min(1, pool.queue_depth / 100), count(pool.queue_depth))),
+  return h("section", { class: "card" }, h("header", {}, h("h2", {}, `Pool ${name}`), pool && h("span", { class: "note" }, `${count(pool.queue_depth)} waiting · ${compact(pool.prefill_tokens_per_s)} prompt tokens/s · ${pool.decode_ms_per_token.toFixed(1)} ms a token`)),
+    pool && h("div", { class: "gauges" }, gauge("Sequences ", pool.slots ? pool.in_flight / pool.slots : 0, `${pool.in_flight} of ${pool.slots}`), gauge("KV cache ", pool.kv_use, percent(pool.kv_use)), gauge("Saturation ", pool.saturation, percent(pool.saturation))),
     stairs(scopes), pressureTable(name, scopes), pool && [h("h3", {}, "Replicas"), replicas(pool)]);
 }
 

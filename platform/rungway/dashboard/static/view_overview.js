@@ -3,6 +3,7 @@
 import { read } from "./api.js";
 import { card, empty, h, meter, table } from "./dom.js";
 import { NONE, compact, count, ms, percent, usd } from "./format.js";
+import { usageEvery } from "./series.js";
 import { budgetCell, costChart } from "./view_cost.js";
 import { logRows } from "./view_log.js";
 
@@ -29,7 +30,7 @@ function tiles({ usage }) {
     tile("Downgraded", answered ? percent(degraded / answered) : NONE, `${count(degraded)} answers`, degraded ? "warn" : ""),
     tile("Refused", totals.requests ? percent(refused / totals.requests) : NONE, `${count(refused)} requests`, refused ? "bad" : ""),
     tile("TTFT p50", ms(latency.ttft_ms_p50), "time to first token"),
-    tile("TTFT p99", ms(latency.ttft_ms_p99), `whole answer ${ms(latency.e2e_ms_p99)}`));
+    tile("TTFT p99", ms(latency.ttft_ms_p99), `answer ${ms(latency.e2e_ms_p99)}`));
 }
 
 // How much of the misses that an objective allows has been used up: 1 - target is the allowance.
@@ -66,7 +67,7 @@ function newest({ newest: rows }) {
 export const overview = {
   title: "Overview",
   filters: ["tenant", "range"],
-  every_ms: 15000,
+  every_ms: usageEvery,
   load,
   draw: (data, state) => [
     tiles(data),
