@@ -233,6 +233,8 @@ class World:
         self.take()
 
     def client_end(self, request_id: str, outcome: str = "completed", **fields: Any) -> None:
+        flight = self.cell.flights.get(request_id)
+        fields.setdefault("attempts", len(flight.attempts) if flight is not None else 0)
         self.core.finished("g1", Finish(request_id=request_id, outcome=outcome, **fields), self.now)
         self.core.settle_turn(self.now)
         self.take()

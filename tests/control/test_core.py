@@ -404,16 +404,25 @@ def test_stale_replicas_get_no_work() -> None:
     assert isinstance(world.answer(request), Grant)
 
 
-def test_cancel_reaches_queue_and_replica_but_not_other_tenants() -> None:
+def test_cancel_reaches_queued_and_running_but_not_other_tenants() -> None:
     world = World(tenant("acme"), tenant("beta"))
     running = [world.submit() for _ in range(4)]
     queued = world.submit()
     assert not world.core.cancel(queued, "beta", world.now)
     assert world.core.cancel(queued, "acme", world.now)
     assert world.core.cancel(running[0], None, world.now)
-    effects = world.take()
-    assert [peer for peer, _ in effects.sends if peer == "small-r1"] == ["small-r1"]
-    assert world.refusal(queued).code == "cancelled"
+    world.take()
+    assert world.refusal(queued).code == world.refusal(running[0]).code == "cancelled"
+    assert world.row(queued).outcome == "refused"
+    assert running[0] in world.cell.flights, "a running one is settled by its gateway and its replica"
+
+
+def test_a_grant_that_crosses_the_clients_leaving_holds_nothing() -> None:
+    world = World(tenant("acme"))
+    request = world.submit()
+    world.client_end(request, "client_cancelled", attempts=0)
+    assert (world.row(request).outcome, world.row(request).cost_nusd) == ("client_cancelled", 0)
+    world.at_rest()
 
 
 def test_reload_takes_effect_on_the_next_request_and_reaches_gateways() -> None:

@@ -124,7 +124,9 @@ class Cellar:
         )
         self.replica.client.send(AttemptEnded(end))
         self.gateway.client.send(
-            Finished(Finish(request_id=grant.request_id, outcome="completed", delivered={1: output}, ttft_ms=3.0))
+            Finished(
+                Finish(request_id=grant.request_id, outcome="completed", attempts=1, delivered={1: output}, ttft_ms=3.0)
+            )
         )
         await self.gateway.wait(FinishAck, number)
         return grant

@@ -11,8 +11,8 @@ from rungway.control import admit, dispatch, ladder_walk, settle
 from rungway.control.cell import Cell, Now
 from rungway.control.flight import Attempt, Flight
 from rungway.control.line import dequeue
-from rungway.control.refuse import refuse
-from rungway.messages import Cancel, Directory, Granted, Peers, ReplicaInfo, Report, Retry
+from rungway.control.refuse import refuse, tell_cancelled
+from rungway.messages import Directory, Granted, Peers, ReplicaInfo, Report, Retry
 from rungway.messages import Flight as WireFlight
 from rungway.outcomes import Code
 from rungway.policies.quality import QualityModel
@@ -156,8 +156,7 @@ class Core:
             dequeue(self.cell, flight)
             refuse(self.cell, flight, Code.CANCELLED, "The request was cancelled.", None, now)
             return True
-        for attempt in flight.open_attempts():
-            self.cell.effects.sends.append((attempt.replica_id, Cancel(request_id)))
+        tell_cancelled(self.cell, flight, now)
         return True
 
     def reoffer_all(self, now: Now) -> None:

@@ -29,6 +29,10 @@ class Attempt:
         self.lost_ns: int | None = None
         self.released = False
 
+    def counted(self, delivered: int) -> int:
+        """Output tokens as far as is known: what the engine said at the end, else the most that anybody has seen."""
+        return self.end.usage.output_tokens if self.end is not None else max(self.emitted, delivered)
+
 
 class Flight:
     """`grant` is None while it waits. `held_tokens`/`held_nusd` are what the tenant's buckets hold for it."""
@@ -131,7 +135,7 @@ def bill(flight: Flight, price: Price) -> Bill:
     delivered = flight.finish.delivered if flight.finish is not None else {}
     for number, attempt in sorted(flight.attempts.items()):
         usage = attempt.end.usage if attempt.end is not None else None
-        emitted = usage.output_tokens if usage is not None else max(attempt.emitted, delivered.get(number, 0))
+        emitted = attempt.counted(delivered.get(number, 0))
         failed = attempt.end is None or attempt.end.finish in ("lost", "error")
         paid = min(emitted, delivered.get(number, 0)) if failed or number != last else emitted
         output += paid

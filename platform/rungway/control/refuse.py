@@ -59,3 +59,16 @@ def refuse_retry(cell: Cell, flight: Flight, now: Now) -> None:
         reason=Code.REPLICA_LOST,
     )
     cell.effects.sends.append((flight.ask.gateway_id, Refused(refusal)))
+
+
+def tell_cancelled(cell: Cell, flight: Flight, now: Now) -> None:
+    """Somebody stopped a granted request: its gateway ends it, stops the engine and settles as for any client that left."""
+    refusal = Refusal(
+        request_id=flight.ask.request_id,
+        code=Code.CANCELLED,
+        message="The request was cancelled.",
+        retry_after_s=None,
+        rate=flight.state.rate(now.mono_ns),
+        reason=Code.CANCELLED,
+    )
+    cell.effects.sends.append((flight.ask.gateway_id, Refused(refusal)))

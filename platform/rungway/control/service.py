@@ -195,7 +195,7 @@ class ControllerService:
             answer: Answer = await queries.answer(self, query)
         finally:
             self._queries -= 1
-        self._send(peer, answer)
+        self.core.cell.effects.held.append((peer, answer))  # a command is answered once its audit row is there
         self._flush()
 
     async def in_thread(self, call: Callable[[], T]) -> T:
