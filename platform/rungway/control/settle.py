@@ -7,15 +7,15 @@ from each replica that worked on it (what the engine did). A side that died is r
 from __future__ import annotations
 
 from rungway.clock import NS_PER_S
-from rungway.contracts import Price
 from rungway.control.cell import FREE, Cell, Now, Orphan
 from rungway.control.flight import Flight, ledger_row
 from rungway.control.line import dequeue
+from rungway.control.orphans import write_orphan
 from rungway.control.pool import thresholds
 from rungway.control.refuse import refuse, refuse_retry
 from rungway.messages import AttemptAck, FinishAck
 from rungway.outcomes import Code, Outcome
-from rungway.types import AttemptEnd, Billing, Finish, LedgerRow
+from rungway.types import AttemptEnd, Finish, LedgerRow
 
 # A tenant's breaker counts what its requests did to the engine; losing a replica or a client is not its fault.
 _BREAKER_FAILURES = frozenset({Outcome.ERROR})
@@ -103,7 +103,7 @@ def _late_end(cell: Cell, end: AttemptEnd, now: Now) -> None:
     if len(cell.orphans) < ORPHANS_MAX:
         cell.orphans[(end.request_id, end.attempt)] = Orphan(end, now.mono_ns)
     else:
-        _write_orphan(cell, [end], now)
+        write_orphan(cell, [end], now)
 
 
 def progress(cell: Cell, request_id: str, number: int, emitted: int, now: Now) -> None:
@@ -209,7 +209,7 @@ def sweep(cell: Cell, now: Now) -> None:
             ripe.setdefault(key[0], []).append(orphan.end)
             del cell.orphans[key]
     for ends in ripe.values():
-        _write_orphan(cell, ends, now)
+        write_orphan(cell, ends, now)
 
 
 def _client_done_ns(flight: Flight, now_ns: int) -> int:
@@ -244,63 +244,3 @@ def _expire(cell: Cell, flight: Flight, now: Now) -> None:
         )
     else:
         refuse(cell, flight, Code.OVERLOADED, "No replica became free within the queue's time limit.", retry_s, now)
-
-
-def _write_orphan(cell: Cell, ends: list[AttemptEnd], now: Now) -> None:
-    """A row from the replica's own report alone: the gateway died and this controller never saw the request."""
-    ends.sort(key=lambda end: end.attempt)
-    last = ends[-1]
-    billing, price = last.billing, last.billing.price
-    output = last.usage.output_tokens
-    waste = sum(end.usage.output_tokens for end in ends[:-1])
-    cost = price.cost_nusd(
-        input_tokens=last.usage.prompt_tokens, cached_tokens=last.usage.cached_tokens, output_tokens=output
-    )
-    cell.effects.rows.append(_orphan_row(last, billing, price, output, waste, cost, len(ends)))
-    state = cell.tenants.get(billing.tenant)
-    if state is not None:
-        state.budget.settle(0, cost, now.wall_ns)
-    cell.remember(last.request_id, {end.attempt: end.usage.output_tokens for end in ends})
-
-
-def _orphan_row(
-    last: AttemptEnd, billing: Billing, price: Price, output: int, waste: int, cost: int, attempts: int
-) -> LedgerRow:
-    return LedgerRow(
-        request_id=last.request_id,
-        started_wall_ns=billing.received_wall_ns,
-        ended_wall_ns=last.ended_wall_ns,
-        tenant=billing.tenant,
-        key_id=billing.key_id,
-        tenant_class=billing.tenant_class,
-        risk=billing.risk,
-        action=billing.action,
-        endpoint=billing.endpoint,
-        model=billing.model,
-        tier=billing.tier,
-        version=billing.version,
-        rung=billing.rung,
-        degraded=",".join(billing.degraded),
-        reason=billing.reason,
-        outcome=Outcome.GATEWAY_LOST,
-        code="",
-        prompt_tokens=last.usage.prompt_tokens,
-        cached_tokens=last.usage.cached_tokens,
-        output_tokens=output,
-        wasted_tokens=waste,
-        cost_nusd=cost,
-        price_input=price.input,
-        price_cached_input=price.cached_input,
-        price_output=price.output,
-        attempts=attempts,
-        replica_id=last.replica_id,
-        gateway_id=billing.gateway_id,
-        session=billing.session or "",
-        cache="off",
-        queue_wait_ms=0.0,
-        ttft_ms=None,
-        tpot_ms=None,
-        e2e_ms=None,
-        slo_met=None,
-        decision="{}",
-    )
