@@ -1,0 +1,1 @@
+"""The whole platform on a virtual clock and one seed: the real controller core, played gateways, replicas and clients."""

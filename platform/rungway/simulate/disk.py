@@ -1,0 +1,54 @@
+"""The ledger of a simulation: same keys and same rules as the database (known rows and attempts stay as they are)."""
+
+from __future__ import annotations
+
+from rungway.control.effects import Effects
+from rungway.outcomes import Outcome
+from rungway.types import AttemptEnd, AuditEntry, LedgerRow
+
+_FINISHED = (Outcome.COMPLETED, Outcome.LENGTH)
+
+
+class Disk:
+    """Survives every controller. `conflicts`: second rows of a request that said something else than the first."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, LedgerRow] = {}
+        self.audit: list[AuditEntry] = []
+        self.ends: dict[tuple[str, int], AttemptEnd] = {}
+        self.waste: dict[str, int] = {}
+        self.downgrades: set[str] = set()
+        self.conflicts: list[tuple[LedgerRow, LedgerRow]] = []
+
+    def commit(self, effects: Effects) -> None:
+        """One transaction."""
+        for row in effects.rows:
+            known = self.rows.setdefault(row.request_id, row)
+            if known is not row:
+                self.conflicts.append((known, row))
+        self.audit += effects.audit
+        self.downgrades.update(entry.request_id for entry in effects.audit if entry.kind == "downgrade")
+        for end in effects.attempts:
+            self.ends.setdefault((end.request_id, end.attempt), end)
+        for request_id, tokens in effects.waste:
+            if request_id in self.rows:
+                self.waste[request_id] = self.waste.get(request_id, 0) + tokens
+
+    # -- what a new controller reads (control.restore.Books) --------------------------------------------------
+
+    def recent(self, since_ns: int) -> dict[str, tuple[int, int]]:
+        found: dict[str, tuple[int, int]] = {}
+        for row in self.rows.values():
+            if row.ended_wall_ns >= since_ns and row.outcome != Outcome.REFUSED:
+                requests, tokens = found.get(row.tenant, (0, 0))
+                found[row.tenant] = (requests + 1, tokens + row.prompt_tokens + row.output_tokens)
+        return found
+
+    def spent_since(self, tenant: str, wall_ns: int) -> int:
+        mine = (row for row in self.rows.values() if row.tenant == tenant and row.ended_wall_ns >= wall_ns)
+        return sum(row.cost_nusd for row in mine)
+
+    def output_samples(self, limit: int) -> list[tuple[str, str, int]]:
+        done = [row for row in self.rows.values() if row.outcome in _FINISHED]
+        done.sort(key=lambda row: row.ended_wall_ns)
+        return [(row.tenant, row.tier, row.output_tokens) for row in done[-limit:]]

@@ -1,0 +1,391 @@
+"""A played gateway: the states and messages of the real one (`gateway/flight.py`), without HTTP, text and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from rungway.clock import NS_PER_MS, NS_PER_S
+from rungway.contracts import Platform
+from rungway.gateway.faults import BROKEN, FAULTS, WHY, Broken, Fault
+from rungway.messages import (
+    Cancel,
+    FinishAck,
+    Finished,
+    GatewayHello,
+    Granted,
+    Peers,
+    Refused,
+    Retry,
+    Submit,
+    Withdraw,
+)
+from rungway.messages import Flight as WireFlight
+from rungway.outcomes import Code, Outcome
+from rungway.simulate.batch import Job
+from rungway.simulate.link import Link, Wire
+from rungway.simulate.replica import News, Order, SimReplica, hash_unit
+from rungway.simulate.workload import Arrival
+from rungway.types import Action, Ask, Billing, Finish, Grant, OfferKind, Refusal
+
+TICK_NS = 250 * NS_PER_MS
+RESEND_NS = 5 * NS_PER_S
+CANCEL_WAIT_NS = NS_PER_S
+
+
+class Flight:
+    """One request of a client, from submit to settlement."""
+
+    __slots__ = ("arrival", "ask", "attempts", "broken", "changed_ns", "code", "delivered", "emitted", "first_grant")
+    __slots__ += ("first_ns", "grant", "last_ns", "limit_ns", "over", "received_ns", "refusal", "state", "target")
+
+    def __init__(self, ask: Ask, arrival: Arrival, now_ns: int, limit_ns: int) -> None:
+        self.ask, self.arrival = ask, arrival
+        self.received_ns = self.changed_ns = now_ns
+        self.limit_ns = limit_ns
+        self.state = "waiting"  # waiting | running | closing | retrying | ended
+        self.grant: Grant | None = None
+        self.first_grant: Grant | None = None
+        self.refusal: Refusal | None = None
+        self.broken: Broken | None = None
+        self.over = True
+        self.attempts = 0
+        self.delivered: dict[int, int] = {}
+        self.emitted = 0  # of attempts before the present one
+        self.target = 0
+        self.first_ns = self.last_ns = 0
+        self.code: Code | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Output that the client has."""
+        return sum(self.delivered.values())
+
+
+OnDone = Callable[[Flight, Outcome], None]
+
+
+class SimGateway:
+    """`on_done` tells the client how its request ended; a client whose gateway dies is told by whoever killed it."""
+
+    def __init__(
+        self, wire: Wire, name: str, platform: Platform, replicas: Mapping[str, SimReplica], on_done: OnDone
+    ) -> None:
+        self.wire, self.loop, self.name, self.alive = wire, wire.loop, name, True
+        self.platform, self.replicas, self.on_done = platform, replicas, on_done
+        self.spec = platform.gateway
+        self.flights: dict[str, Flight] = {}
+        self.unacked: dict[str, tuple[Finish, int]] = {}
+        self.links: dict[str, Link] = {}
+        self.uplink: Link | None = None
+        self.lost_ns: int | None = 0
+        self.starts = 0
+        self.loop.after(int(TICK_NS * (0.5 + hash_unit(name))), self._tick)
+
+    # -- clients ----------------------------------------------------------------------------------------------
+
+    def submit(self, ask: Ask, arrival: Arrival) -> Flight:
+        now = self.loop.now_ns
+        limit_ns = now + int(self.spec.request_timeout_s * NS_PER_S)
+        if ask.deadline_ms is not None:
+            limit_ns = min(limit_ns, now + int(ask.deadline_ms * NS_PER_MS))
+        flight = Flight(ask, arrival, now, limit_ns)
+        self.flights[ask.request_id] = flight
+        self.tell(Submit(ask))
+        return flight
+
+    def leave(self, flight: Flight) -> None:
+        """The client hangs up."""
+        if flight.state != "ended" and self.alive:
+            self._fault(flight, Fault.CLIENT_GONE)
+
+    # -- channels ---------------------------------------------------------------------------------------------
+
+    def tell(self, message: object) -> bool:
+        return self.uplink is not None and self.uplink.send(self, message)
+
+    def up(self, link: Link) -> None:
+        if link.server.name in self.links:
+            return
+        self.uplink, self.lost_ns = link, None
+        self.tell(GatewayHello(self.name, [self._wire(flight) for flight in self.flights.values()]))
+        for flight in self.flights.values():
+            if flight.state == "retrying":
+                self.tell(self._retry_message(flight))
+        self._resend(0)
+
+    def lost(self, link: Link) -> None:
+        if link is self.uplink:
+            self.lost_ns = self.loop.now_ns
+            return
+        for flight in list(self.flights.values()):
+            if flight.grant is not None and flight.grant.replica_id == link.server.name:
+                self._replica_lost(flight)
+
+    def receive(self, link: Link, message: object) -> None:
+        if isinstance(message, News):
+            self._news(message)
+        elif isinstance(message, Granted):
+            self._granted(message.grant)
+        elif isinstance(message, Refused):
+            flight = self.flights.get(message.refusal.request_id)
+            if flight is not None:
+                self._refused(flight, message.refusal)
+        elif isinstance(message, FinishAck):
+            for request_id in message.request_ids:
+                self.unacked.pop(request_id, None)
+        elif isinstance(message, Peers):
+            self._peers(message)
+
+    def _peers(self, peers: Peers) -> None:
+        names = {info.replica_id for info in peers.replicas}
+        for name in names - self.links.keys():
+            if name in self.replicas:
+                self.links[name] = Link(self.wire, self, self.replicas[name])
+
+    def kill(self) -> list[Flight]:
+        """SIGKILL; the flights that died with it."""
+        self.alive = False
+        for link in self.links.values():
+            link.close()
+        if self.uplink is not None:
+            self.uplink.close()
+        gone, self.flights = list(self.flights.values()), {}
+        return gone
+
+    # -- decisions --------------------------------------------------------------------------------------------
+
+    def _granted(self, grant: Grant) -> None:
+        flight = self.flights.get(grant.request_id)
+        if flight is None:
+            if grant.request_id not in self.unacked:
+                self._settle(Finish(request_id=grant.request_id, outcome=Outcome.CLIENT_CANCELLED))
+            return
+        if flight.state in ("waiting", "retrying") and (flight.grant is None or grant.attempt > flight.grant.attempt):
+            flight.grant = grant
+            flight.first_grant = flight.first_grant or grant
+            self._begin(flight, grant)
+
+    def _begin(self, flight: Flight, grant: Grant) -> None:
+        flight.state, flight.changed_ns, flight.broken = "running", self.loop.now_ns, None
+        if grant.offer.kind is not OfferKind.MODEL:
+            flight.first_ns = flight.last_ns = self.loop.now_ns
+            self._end(flight, Outcome.CACHE_HIT if grant.offer.kind is OfferKind.CACHE else Outcome.TEMPLATE)
+            return
+        first = flight.first_grant or grant
+        flight.attempts += 1
+        flight.emitted = flight.tokens
+        flight.delivered[grant.attempt] = 0
+        flight.over = False
+        flight.target = min(flight.arrival.output_tokens, first.offer.max_tokens)
+        job = Job(
+            grant.request_id,
+            grant.attempt,
+            prompt=grant.offer.prompt_tokens,
+            target=flight.target - flight.emitted,
+            resumed=flight.emitted,
+            priority=grant.priority,
+            share=flight.ask.tenant,
+            blocks=flight.arrival.blocks,
+        )
+        link = self.links.get(grant.replica_id)
+        self.starts += 1
+        if link is None or not link.send(self, Order(job, _billing(flight.ask, grant))):
+            self._replica_lost(flight)
+
+    def _refused(self, flight: Flight, refusal: Refusal) -> None:
+        if refusal.code == Code.CANCELLED and flight.grant is not None:
+            self._fault(flight, Fault.CANCELLED)
+        elif flight.state in ("waiting", "retrying"):
+            flight.refusal, flight.code = refusal, Code(refusal.code)
+            self._end(flight, BROKEN[flight.broken][0] if flight.broken is not None else Outcome.REFUSED)
+
+    # -- the stream -------------------------------------------------------------------------------------------
+
+    def _news(self, news: News) -> None:
+        flight = self.flights.get(news.request_id)
+        if flight is None or flight.grant is None or flight.grant.attempt != news.attempt:
+            return
+        if flight.state not in ("running", "closing") or flight.over:
+            return
+        now = self.loop.now_ns
+        flight.changed_ns = now
+        if news.tokens:
+            flight.first_ns = flight.first_ns or now
+            flight.last_ns = now
+            flight.delivered[news.attempt] = max(flight.delivered[news.attempt], news.tokens)
+        if news.finish is None:
+            return
+        flight.over = True
+        if flight.state == "closing":
+            self._ask_again(flight)
+        elif news.finish == "length":
+            whole = flight.target == flight.arrival.output_tokens
+            self._end(flight, Outcome.COMPLETED if whole else Outcome.LENGTH)
+        else:
+            evicted = news.error == "evicted"
+            self._break(flight, Broken.EVICTED if evicted else Broken.REPLICA_LOST)
+
+    def _replica_lost(self, flight: Flight) -> None:
+        if flight.state == "closing":
+            flight.over = True
+            self._ask_again(flight)
+        elif flight.state == "running" and not flight.over:
+            self._catch_up(flight)
+            flight.over = True
+            self._break(flight, Broken.REPLICA_LOST)
+
+    def _catch_up(self, flight: Flight) -> None:
+        """Tokens that came in since the first one: the real gateway saw each of them."""
+        grant = flight.grant
+        assert grant is not None
+        replica = self.replicas.get(grant.replica_id)
+        link = self.links.get(grant.replica_id)
+        if replica is None or link is None or flight.over:
+            return
+        until_ns = self.loop.now_ns if link.broken_ns is None else link.broken_ns
+        there = replica.delivered(grant.request_id, grant.attempt, until_ns - self.wire.base_ns)
+        if there is not None and flight.delivered[grant.attempt]:
+            flight.last_ns = max(flight.first_ns, until_ns)
+            flight.delivered[grant.attempt] = max(flight.delivered[grant.attempt], there)
+
+    def _break(self, flight: Flight, broken: Broken) -> None:
+        """The attempt failed: another one, or the end."""
+        outcome, code, _, _ = BROKEN[broken]
+        if flight.ask.action is Action.NON_IDEMPOTENT_WRITE or flight.attempts > self.spec.retries_max:
+            flight.code = code
+            self._end(flight, outcome)
+            return
+        flight.broken = broken
+        if flight.over:
+            self._ask_again(flight)
+            return
+        flight.state = "closing"
+        self._stop_attempt(flight)
+        self.loop.after(CANCEL_WAIT_NS, self._give_up, flight, flight.attempts)
+
+    def _give_up(self, flight: Flight, attempts: int) -> None:
+        if flight.state == "closing" and flight.attempts == attempts:
+            self._ask_again(flight)
+
+    def _ask_again(self, flight: Flight) -> None:
+        flight.state, flight.changed_ns, flight.over = "retrying", self.loop.now_ns, True
+        self.tell(self._retry_message(flight))
+
+    def _retry_message(self, flight: Flight) -> Retry:
+        assert flight.grant is not None and flight.broken is not None
+        why = WHY.get(flight.broken, flight.broken)
+        return Retry(flight.ask.request_id, flight.grant.attempt, flight.grant.replica_id, why, flight.tokens)
+
+    # -- ends -------------------------------------------------------------------------------------------------
+
+    def _fault(self, flight: Flight, fault: Fault) -> None:
+        outcome, code, _, _ = FAULTS[fault]
+        if flight.state == "running":
+            self._catch_up(flight)
+            self._stop_attempt(flight)
+        if fault is Fault.NO_CONTROLLER and flight.state == "retrying" and flight.broken is not None:
+            outcome, code, _, _ = BROKEN[flight.broken]
+        flight.code = code
+        self._end(flight, outcome)
+
+    def _stop_attempt(self, flight: Flight) -> None:
+        if flight.grant is not None and not flight.over:
+            link = self.links.get(flight.grant.replica_id)
+            if link is not None:
+                link.send(self, Cancel(flight.ask.request_id))
+
+    def _end(self, flight: Flight, outcome: Outcome) -> None:
+        if flight.state == "ended":
+            return
+        flight.state = "ended"
+        self.flights.pop(flight.ask.request_id, None)
+        if flight.grant is not None:
+            self._settle(self._finish(flight, outcome))
+        elif flight.refusal is None:
+            self.tell(Withdraw(flight.ask.request_id, outcome))
+        self.on_done(flight, outcome)
+
+    def _finish(self, flight: Flight, outcome: Outcome) -> Finish:
+        gaps = max(1, flight.tokens - 1)
+        span_ns = flight.last_ns - flight.first_ns
+        return Finish(
+            request_id=flight.ask.request_id,
+            outcome=outcome,
+            code=flight.code,
+            attempts=flight.attempts,
+            delivered=dict(flight.delivered),
+            ttft_ms=(flight.first_ns - flight.received_ns) / NS_PER_MS if flight.first_ns else None,
+            tpot_ms=span_ns / gaps / NS_PER_MS if span_ns else None,
+            e2e_ms=(self.loop.now_ns - flight.received_ns) / NS_PER_MS,
+        )
+
+    def _settle(self, finish: Finish) -> None:
+        self.unacked[finish.request_id] = (finish, self.loop.now_ns)
+        self.tell(Finished(finish))
+
+    def _resend(self, older_than_ns: int) -> None:
+        now = self.loop.now_ns
+        for request_id, (finish, sent_ns) in list(self.unacked.items()):
+            if now - sent_ns >= older_than_ns and self.tell(Finished(finish)):
+                self.unacked[request_id] = (finish, now)
+
+    def _wire(self, flight: Flight) -> WireFlight:
+        ask = flight.ask
+        if flight.grant is None and ask.deadline_ms is not None:
+            left_ms = max(1.0, (flight.limit_ns - self.loop.now_ns) / NS_PER_MS)
+            ask = msgspec.structs.replace(ask, deadline_ms=left_ms)
+        return WireFlight(ask, flight.grant)
+
+    def _tick(self) -> None:
+        """The clocks of all requests here."""
+        if not self.alive:
+            return
+        self.loop.after(TICK_NS, self._tick)
+        now = self.loop.now_ns
+        quiet_ns = int(self.spec.inter_token_timeout_s * NS_PER_S)
+        for flight in list(self.flights.values()):
+            if now >= flight.limit_ns:
+                deadline = flight.ask.deadline_ms
+                by_deadline = deadline is not None and deadline < self.spec.request_timeout_s * 1000.0
+                self._fault(flight, Fault.DEADLINE if by_deadline else Fault.TIMEOUT)
+            elif flight.state == "running":
+                if now - flight.changed_ns > quiet_ns and not self._moved(flight):
+                    self._break(flight, Broken.TIMEOUT)
+            elif self.lost_ns is not None and flight.state in ("waiting", "retrying"):
+                since_ns = max(self.lost_ns, flight.changed_ns)
+                if now - since_ns > self.spec.controller_wait_s * NS_PER_S:
+                    self._fault(flight, Fault.NO_CONTROLLER)
+        if self.lost_ns is None:
+            self._resend(RESEND_NS)
+
+    def _moved(self, flight: Flight) -> bool:
+        """Whether tokens came since the last look; if so, that was news."""
+        assert flight.grant is not None
+        before = flight.delivered[flight.grant.attempt]
+        self._catch_up(flight)
+        moved = flight.delivered[flight.grant.attempt] > before
+        if moved:
+            flight.changed_ns = self.loop.now_ns
+        return moved
+
+
+def _billing(ask: Ask, grant: Grant) -> Billing:
+    return Billing(
+        tenant=ask.tenant,
+        key_id=ask.key_id,
+        tenant_class=ask.tenant_class,
+        risk=ask.risk,
+        action=ask.action,
+        model=ask.model,
+        tier=grant.offer.tier,
+        version=grant.offer.version,
+        rung=grant.offer.rung,
+        degraded=grant.offer.degraded,
+        reason=grant.reason,
+        price=grant.price,
+        gateway_id=ask.gateway_id,
+        received_wall_ns=ask.received_wall_ns,
+        session=ask.session,
+    )

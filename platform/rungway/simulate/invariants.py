@@ -1,0 +1,245 @@
+"""What must hold whatever goes wrong. Looked at in every turn, recounted every second, settled at the end."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from rungway.clock import NS_PER_S
+from rungway.control.cell import Cell
+from rungway.control.core import Core
+from rungway.control.effects import Effects
+from rungway.control.flight import Flight
+from rungway.messages import Granted, Message
+from rungway.outcomes import Outcome
+from rungway.simulate.disk import Disk
+from rungway.simulate.loop import Loop
+from rungway.types import Grant, OfferKind, Risk
+
+if TYPE_CHECKING:
+    from rungway.simulate.controller import SimController
+    from rungway.simulate.world import World
+
+SHOWN_MAX = 20
+LOOK_EVERY_NS = NS_PER_S
+
+
+class Invariants:
+    """`broken`: what was violated, in words. A crash of the controller makes it forget what was in flight until the
+    gateways say hello; what that may cost at most (the leases outstanding at the crash) is counted as slack."""
+
+    def __init__(self, loop: Loop, disk: Disk) -> None:
+        self.loop, self.disk = loop, disk
+        self.broken: list[str] = []
+        self.checks = 0
+        self._reserved: dict[str, int] = {}
+        self._money_slack: Counter[str] = Counter()
+        self._places_slack: Counter[str] = Counter()
+        self._levels: dict[str, tuple[int, int]] = {}  # tenant -> (level of its request bucket, when)
+        self._looked_ns = 0
+        self._crowded_ns: dict[str, int] = {}
+
+    def fail(self, what: str) -> None:
+        if len(self.broken) < SHOWN_MAX:
+            self.broken.append(f"at {self.loop.now_ns / NS_PER_S:.3f} s: {what}")
+
+    # -- every turn -------------------------------------------------------------------------------------------
+
+    def turn(self, core: Core, effects: Effects) -> None:
+        """`effects` are about to be carried out."""
+        cell = core.cell
+        for sends in (effects.sends, effects.held):
+            for _, message in sends:
+                if isinstance(message, Granted):
+                    self._granted(cell, message.grant)
+        if self.loop.now_ns - self._looked_ns >= LOOK_EVERY_NS:
+            self._looked_ns = self.loop.now_ns
+            self._recount(cell)
+            self._refills(cell)
+
+    def _granted(self, cell: Cell, grant: Grant) -> None:
+        self.checks += 1
+        flight = cell.flights.get(grant.request_id)
+        if flight is None:
+            return
+        self._reserved[grant.request_id] = grant.reserved_nusd
+        ask, state = flight.ask, flight.state
+        if ask.risk is Risk.HIGH and (grant.offer.degraded or grant.offer.rung):
+            self.fail(f"{ask.request_id} is high risk and was degraded: {grant.offer.degraded}")
+        limit = state.contract.quotas.concurrent_requests
+        slack = self._places_slack[ask.tenant]
+        if limit is not None and state.running > limit + slack:
+            self.fail(f"{ask.tenant} runs {state.running} requests, its limit is {limit}")
+        if grant.offer.kind is OfferKind.MODEL and not flight.retrying and not slack:
+            self._share(cell, flight)
+
+    def _share(self, cell: Cell, flight: Flight) -> None:
+        """Only while somebody else has been active for a while: a lone tenant may take all, and keeps it."""
+        state, pool = flight.state, cell.pools[flight.pool]
+        others = any(
+            other is not state and other.active(self.loop.now().mono_ns) for other in cell.tenants.values()
+        )
+        cap = state.contract.isolation.in_flight_share_max
+        if not others or flight.entry is not None or state.pool_running.get(pool.name, 0) <= 1:
+            return
+        newest = flight.attempts[max(flight.attempts)]
+        before = state.pool_tokens.get(pool.name, 0) - newest.tokens
+        if before > 0 and before + newest.tokens > cap * pool.capacity_tokens() and not newest.released:
+            since = self._crowded_ns.setdefault(state.contract.name, self.loop.now_ns)
+            if self.loop.now_ns - since > NS_PER_S:
+                self.fail(f"{state.contract.name} holds {before + newest.tokens} tokens of {pool.name}, cap {cap}")
+        else:
+            self._crowded_ns.pop(state.contract.name, None)
+
+    def sending(self, message: Message) -> None:
+        """A message leaves the controller now."""
+        if isinstance(message, Granted) and message.grant.offer.degraded:
+            self.checks += 1
+            if message.grant.request_id not in self.disk.downgrades:
+                self.fail(f"{message.grant.request_id} is told its downgrade before the audit row is written")
+
+    # -- every second -----------------------------------------------------------------------------------------
+
+    def _recount(self, cell: Cell) -> None:
+        """The sums that the controller keeps against the flights that they are sums of."""
+        self.checks += 1
+        running: Counter[str] = Counter()
+        waiting: Counter[str] = Counter()
+        money: Counter[str] = Counter()
+        tokens: Counter[tuple[str, str]] = Counter()
+        on_replica: Counter[str] = Counter()
+        for flight in cell.flights.values():
+            tenant = flight.state.contract.name
+            running[tenant] += flight.running
+            waiting[tenant] += flight.entry is not None
+            money[tenant] += flight.held_nusd
+            for attempt in flight.attempts.values():
+                if not attempt.released:
+                    tokens[(tenant, flight.pool)] += attempt.tokens
+                    on_replica[attempt.replica_id] += attempt.sequences
+        for name, state in cell.tenants.items():
+            kept = (state.running, state.waiting, state.budget.held)
+            if kept != (running[name], waiting[name], money[name]):
+                found = (running[name], waiting[name], money[name])
+                self.fail(f"{name}: running, waiting, held are kept as {kept}, counted {found}")
+            for pool in cell.pools:
+                if state.pool_tokens.get(pool, 0) != tokens[(name, pool)]:
+                    kept_tokens = state.pool_tokens.get(pool, 0)
+                    self.fail(f"{name}: tokens in {pool} kept as {kept_tokens}, counted {tokens[(name, pool)]}")
+        for pool_ in cell.pools.values():
+            if pool_.held_tokens != sum(state.pool_tokens.get(pool_.name, 0) for state in cell.tenants.values()):
+                self.fail(f"{pool_.name}: held tokens are not the sum over tenants")
+            if pool_.queued_tokens != sum(state.queued_tokens.get(pool_.name, 0) for state in cell.tenants.values()):
+                self.fail(f"{pool_.name}: queued tokens are not the sum over tenants")
+            for view in pool_.views.values():
+                if view.running != on_replica[view.replica_id]:
+                    counted = on_replica[view.replica_id]
+                    self.fail(f"{view.replica_id}: {view.running} sequences kept, {counted} counted")
+
+    def _refills(self, cell: Cell) -> None:
+        """A request bucket gains at most its rate times the time that passed on the monotonic clock."""
+        now = self.loop.now()
+        for name, state in cell.tenants.items():
+            limit = state.contract.quotas.requests_per_minute
+            level = state.requests.remaining(now.mono_ns)
+            if not limit or level is None:
+                continue
+            known = self._levels.get(name)
+            if known is not None:
+                gained, most = level - known[0], limit * (now.mono_ns - known[1]) / (60 * NS_PER_S) + 1
+                if gained > most:
+                    self.fail(f"{name}: its request bucket gained {gained}, at most {most:.1f} were due")
+            self._levels[name] = (level, now.mono_ns)
+
+    # -- crashes ----------------------------------------------------------------------------------------------
+
+    def crashed(self, controller: SimController) -> None:
+        """The controller is about to die: what is in flight now may be forgotten for a while."""
+        for flight in controller.core.cell.flights.values():
+            self._money_slack[flight.ask.tenant] += max(flight.held_nusd, self._reserved.get(flight.ask.request_id, 0))
+            self._places_slack[flight.ask.tenant] += 1
+
+    def restarted(self, core: Core) -> None:
+        self._levels.clear()
+
+    # -- the end ----------------------------------------------------------------------------------------------
+
+    def final(self, world: World) -> None:
+        """Everything is over: books closed, every bill right."""
+        if not world.at_rest():
+            self.fail(f"not at rest: {_left(world)}")
+            return
+        cell = world.controller.core.cell
+        self._recount(cell)
+        for name, state in cell.tenants.items():
+            if state.running or state.waiting or state.budget.held or state.retries.running:
+                self.fail(f"{name} still holds something at rest")
+        for pool in cell.pools.values():
+            if pool.queue.depth() or pool.held_tokens or pool.queued_tokens:
+                self.fail(f"{pool.name} still holds something at rest")
+        self._bills(world)
+        self._rows(world)
+        self._budgets(world)
+
+    def _bills(self, world: World) -> None:
+        """Request by request: billed output + waste == what engines emitted."""
+        truth: Counter[str] = Counter()
+        for replica in world.replicas.values():
+            emitted = sum(end.usage.output_tokens for end in replica.truth)
+            if emitted != replica.batch.emitted_total:
+                self.fail(f"{replica.name} emitted {replica.batch.emitted_total} tokens and owned up to {emitted}")
+            for end in replica.truth:
+                truth[end.request_id] += end.usage.output_tokens
+        for request_id in truth.keys() | self.disk.rows.keys():
+            row = self.disk.rows.get(request_id)
+            if row is None:
+                if truth[request_id]:
+                    self.fail(f"{request_id}: {truth[request_id]} tokens were emitted and there is no row")
+                continue
+            claimed = row.output_tokens + row.wasted_tokens + self.disk.waste.get(request_id, 0)
+            if claimed != truth[request_id]:
+                self.fail(
+                    f"{request_id} ({row.outcome}): billed {row.output_tokens} + wasted {claimed - row.output_tokens}, "
+                    f"engines emitted {truth[request_id]}"
+                )
+            price = row.price_output, row.price_input
+            if row.cost_nusd and not any(price):
+                self.fail(f"{request_id} costs {row.cost_nusd} at no price")
+
+    def _rows(self, world: World) -> None:
+        """One row per request of whose end a client was told by the platform."""
+        for call in world.clients.calls:
+            for request_id in call.request_ids[-1:]:
+                told = call.outcome in (Outcome.COMPLETED, Outcome.LENGTH, Outcome.CACHE_HIT, Outcome.TEMPLATE)
+                refused = call.outcome == Outcome.REFUSED and call.code != "starting"
+                row = self.disk.rows.get(request_id)
+                if (told or refused) and row is None:
+                    self.fail(f"{request_id} ended {call.outcome} {call.code} and has no row")
+                elif told and row is not None and row.outcome != call.outcome:
+                    self.fail(f"{request_id} ended {call.outcome} at its client and {row.outcome} in the ledger")
+        for known, second in self.disk.conflicts:
+            if (known.output_tokens, known.cost_nusd) != (second.output_tokens, second.cost_nusd):
+                self.fail(
+                    f"{known.request_id} has two rows: {known.outcome} {known.cost_nusd}, "
+                    f"{second.outcome} {second.cost_nusd}"
+                )
+
+    def _budgets(self, world: World) -> None:
+        """Spent within the limit, but for declared top-ups (an answer longer than what was reserved)."""
+        spent: Counter[str] = Counter()
+        topped: defaultdict[str, int] = defaultdict(int)
+        for row in self.disk.rows.values():
+            spent[row.tenant] += row.cost_nusd
+            topped[row.tenant] += max(0, row.cost_nusd - self._reserved.get(row.request_id, 0))
+        for contract in world.platform.tenants:
+            limit, name = contract.budget.nusd, contract.name
+            if limit is not None and spent[name] > limit + topped[name] + self._money_slack[name]:
+                self.fail(f"{name} spent {spent[name]} of {limit}, top-ups {topped[name]}")
+
+
+def _left(world: World) -> str:
+    cell = world.controller.core.cell
+    flights = [f"{f.ask.request_id} {len(f.attempts)} attempts" for f in list(cell.flights.values())[:3]]
+    owed = {r.name: len(r.owed) for r in world.living() if r.owed}
+    gateways = {g.name: (len(g.flights), len(g.unacked)) for g in world.gateways if g.alive}
+    return f"flights {flights}, owed {owed}, gateways {gateways}, orphans {len(cell.orphans)}"
