@@ -157,3 +157,13 @@ def test_a_missing_large_tier_is_said_to_be_the_cause() -> None:
     grant = world.grant(world.submit(model="auto", features=()))
     if grant.offer.degraded:
         assert grant.reason == "no_replicas"
+
+
+def test_a_rung_held_by_hand_is_the_reason_that_is_given() -> None:
+    world = World(tenant("acme"))
+    pool = world.cell.pools["large"]
+    world.advance(1.0)
+    for scope in pool.scopes:
+        pool.scopes[scope], _ = set_override(pool.scopes[scope], 4, world.mono_ns + 10**12, LADDER)
+    grant = world.grant(world.submit(model="large", tiers=("large",)))
+    assert (grant.offer.tier, grant.offer.degraded, grant.reason) == ("small", ("small_tier",), "override")

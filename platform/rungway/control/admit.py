@@ -137,7 +137,9 @@ def requote(cell: Cell, flight: Flight, now: Now, least_rung: int = 0) -> None:
         over = bool(pool.queue.depth()) and is_over(pool, state, cell.tenants.values(), now.mono_ns)
         scope = (ask.tenant_class, "over" if over else "within")
         rungs[name] = effective_rung(max(pool.scopes[scope].in_force, least_rung), state.contract, ladder)
-        flight.pressure[name] = pool.pressures.get(scope, (0.0, "none"))
+        value, signal = pool.pressures.get(scope, (0.0, "none"))
+        # A rung that is held by hand is not the signal's doing.
+        flight.pressure[name] = (value, signal if pool.scopes[scope].override is None else "override")
         version = pool.pick_version(key)
         views.append(pool.tier_view(version, now.mono_ns))
         predicted[name] = cell.predictor.predict(ask.tenant, name, ask.output_bound, version.default_max_tokens)
