@@ -17,7 +17,7 @@ from rungway.control.tenant_state import TenantState
 from rungway.messages import ReplicaInfo
 from rungway.policies.quality import QualityModel
 from rungway.policies.reserve import OutputPredictor
-from rungway.types import AttemptEnd, AuditEntry, Offer, OfferKind
+from rungway.types import AttemptEnd, AuditEntry, Finish, Offer, OfferKind
 
 FREE = Price(input=0, cached_input=0, output=0)
 
@@ -32,10 +32,11 @@ class Now:
 
 @dataclass(slots=True)
 class Orphan:
-    """An engine-side end of a request that no gateway has claimed since this controller started."""
+    """An engine-side end of a request that no gateway has claimed since this controller started; `teller` sent it."""
 
     end: AttemptEnd
     since_ns: int
+    teller: str
 
 
 class Cell:
@@ -54,6 +55,7 @@ class Cell:
         self.replicas: dict[str, ReplicaInfo] = {}
         self.settled: OrderedDict[str, dict[int, int]] = OrderedDict()
         self.orphans: dict[tuple[str, int], Orphan] = {}
+        self.strays: OrderedDict[str, Finish] = OrderedDict()  # client sides of requests that this controller never saw
         self.version = 0
         self.session_secret = b""
         self.adopt(platform, now)

@@ -67,9 +67,10 @@ class Core:
         attempt = Attempt(grant.replica_id, max(1, grant.offer.best_of), flight.held_tokens, output)
         flight.attempts[grant.attempt] = attempt
         cell.pools[flight.pool].hold(attempt, state)
-        orphan = cell.orphans.pop((ask.request_id, grant.attempt), None)
-        if orphan is not None:
-            settle.attempt_ended(cell, grant.replica_id, orphan.end, now)
+        for number in range(1, grant.attempt + 1):
+            orphan = cell.orphans.pop((ask.request_id, number), None)
+            if orphan is not None:
+                settle.attempt_ended(cell, orphan.teller, orphan.end, now)
 
     def gateway_lost(self, gateway_id: str, now: Now) -> None:
         settle.gateway_lost(self.cell, gateway_id, now)

@@ -17,7 +17,17 @@ from rungway.types import Ask, AttemptEnd, Finish, Grant, LedgerRow, Offer, Offe
 class Attempt:
     """One try on one replica: the capacity it holds there and how it ended."""
 
-    __slots__ = ("emitted", "end", "lost_ns", "output_reserved", "released", "replica_id", "sequences", "tokens")
+    __slots__ = (
+        "emitted",
+        "end",
+        "lost_ns",
+        "output_reserved",
+        "released",
+        "replica_id",
+        "sequences",
+        "teller",
+        "tokens",
+    )
 
     def __init__(self, replica_id: str, sequences: int, tokens: int, output_reserved: int) -> None:
         self.replica_id = replica_id
@@ -26,6 +36,7 @@ class Attempt:
         self.output_reserved = output_reserved
         self.emitted = 0
         self.end: AttemptEnd | None = None
+        self.teller = ""  # who sent the end, and waits for its acknowledgement
         self.lost_ns: int | None = None
         self.released = False
 

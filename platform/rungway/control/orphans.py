@@ -1,33 +1,52 @@
-"""Usage that nobody claims: the replica reported it, but the gateway died and this controller never saw the request."""
+"""Usage that nobody claims: replicas reported it, but this controller never saw the request. Its gateway died, or an
+earlier controller did while the request ended; then the gateway's Finish, if it came, says how."""
 
 from __future__ import annotations
 
-from rungway.contracts import Price
-from rungway.control.cell import Cell, Now
+from rungway.control.cell import Cell, Now, Orphan
+from rungway.messages import AttemptAck
 from rungway.outcomes import Outcome
-from rungway.types import AttemptEnd, Billing, LedgerRow
+from rungway.types import AttemptEnd, Billing, Finish, LedgerRow
+
+ORPHANS_MAX = 10_000
 
 
-def write_orphan(cell: Cell, ends: list[AttemptEnd], now: Now) -> None:
-    """A row from the replica's own report alone: the gateway died and this controller never saw the request."""
-    ends.sort(key=lambda end: end.attempt)
+def keep_stray(cell: Cell, finish: Finish) -> None:
+    """Keep the client's side of an unknown request until an engine's side says whose it is."""
+    cell.strays[finish.request_id] = finish
+    if len(cell.strays) > ORPHANS_MAX:
+        cell.strays.popitem(last=False)
+
+
+def write_orphan(cell: Cell, orphans: list[Orphan], now: Now) -> None:
+    """A row from the replicas' own reports: billed is all that the last try emitted and, of earlier ones, what a client
+    is known to have received."""
+    ends = sorted((orphan.end for orphan in orphans), key=lambda end: end.attempt)
     last = ends[-1]
-    billing, price = last.billing, last.billing.price
-    output = last.usage.output_tokens
-    waste = sum(end.usage.output_tokens for end in ends[:-1])
-    cost = price.cost_nusd(
+    finish = cell.strays.pop(last.request_id, None)
+    delivered = finish.delivered if finish is not None else {}
+    earlier = [
+        (end.usage.output_tokens, min(end.usage.output_tokens, delivered.get(end.attempt, 0))) for end in ends[:-1]
+    ]
+    output = last.usage.output_tokens + sum(paid for _, paid in earlier)
+    waste = sum(emitted - paid for emitted, paid in earlier)
+    cost = last.billing.price.cost_nusd(
         input_tokens=last.usage.prompt_tokens, cached_tokens=last.usage.cached_tokens, output_tokens=output
     )
-    cell.effects.rows.append(_orphan_row(last, billing, price, output, waste, cost, len(ends)))
-    state = cell.tenants.get(billing.tenant)
+    cell.effects.rows.append(_orphan_row(last, last.billing, finish, (output, waste, cost), len(ends)))
+    for orphan in orphans:
+        cell.effects.held.append((orphan.teller, AttemptAck([(orphan.end.request_id, orphan.end.attempt)])))
+    state = cell.tenants.get(last.billing.tenant)
     if state is not None:
         state.budget.settle(0, cost, now.wall_ns)
     cell.remember(last.request_id, {end.attempt: end.usage.output_tokens for end in ends})
 
 
 def _orphan_row(
-    last: AttemptEnd, billing: Billing, price: Price, output: int, waste: int, cost: int, attempts: int
+    last: AttemptEnd, billing: Billing, finish: Finish | None, counted: tuple[int, int, int], attempts: int
 ) -> LedgerRow:
+    """`counted`: output tokens, wasted tokens, cost."""
+    price, (output, waste, cost) = billing.price, counted
     return LedgerRow(
         request_id=last.request_id,
         started_wall_ns=billing.received_wall_ns,
@@ -44,8 +63,8 @@ def _orphan_row(
         rung=billing.rung,
         degraded=",".join(billing.degraded),
         reason=billing.reason,
-        outcome=Outcome.GATEWAY_LOST,
-        code="",
+        outcome=Outcome.GATEWAY_LOST if finish is None else finish.outcome,
+        code="" if finish is None else finish.code or "",
         prompt_tokens=last.usage.prompt_tokens,
         cached_tokens=last.usage.cached_tokens,
         output_tokens=output,
@@ -58,11 +77,11 @@ def _orphan_row(
         replica_id=last.replica_id,
         gateway_id=billing.gateway_id,
         session=billing.session or "",
-        cache="off",
+        cache="off" if finish is None else finish.cache,
         queue_wait_ms=0.0,
-        ttft_ms=None,
-        tpot_ms=None,
-        e2e_ms=None,
+        ttft_ms=None if finish is None else finish.ttft_ms,
+        tpot_ms=None if finish is None else finish.tpot_ms,
+        e2e_ms=None if finish is None else finish.e2e_ms,
         slo_met=None,
         decision="{}",
     )

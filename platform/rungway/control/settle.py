@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from rungway.clock import NS_PER_S
 from rungway.control.cell import FREE, Cell, Now, Orphan
-from rungway.control.flight import Flight, ledger_row
+from rungway.control.flight import Attempt, Flight, ledger_row
 from rungway.control.line import dequeue
-from rungway.control.orphans import write_orphan
+from rungway.control.orphans import ORPHANS_MAX, keep_stray, write_orphan
 from rungway.control.pool import thresholds
 from rungway.control.refuse import refuse, refuse_retry
 from rungway.messages import AttemptAck, FinishAck
@@ -20,13 +20,14 @@ from rungway.types import AttemptEnd, Finish, LedgerRow
 # A tenant's breaker counts what its requests did to the engine; losing a replica or a client is not its fault.
 _BREAKER_FAILURES = frozenset({Outcome.ERROR})
 _BREAKER_SUCCESSES = frozenset({Outcome.COMPLETED, Outcome.LENGTH})
-ORPHANS_MAX = 10_000
 
 
 def finished(cell: Cell, gateway_id: str, finish: Finish, now: Now) -> None:
     """The gateway's side. Acknowledged with this turn's commit; a repeated Finish is acknowledged again."""
     flight = cell.flights.get(finish.request_id)
     if flight is None:
+        if finish.delivered and finish.request_id not in cell.settled:
+            keep_stray(cell, finish)
         cell.effects.held.append((gateway_id, FinishAck([finish.request_id])))
         return
     if flight.finish is None:
@@ -66,16 +67,21 @@ def _learn(flight: Flight, finish: Finish, now: Now) -> None:
 
 
 def attempt_ended(cell: Cell, replica_id: str, end: AttemptEnd, now: Now) -> None:
-    """The engine's side: capacity is free at once, the row waits for the gateway."""
-    cell.effects.attempts.append(end)
-    cell.effects.held.append((replica_id, AttemptAck([(end.request_id, end.attempt)])))
+    """The engine's side: capacity is free at once, the row waits for the gateway. Acknowledged with the row, so that a
+    controller that dies in between leaves somebody who knows."""
     flight = cell.flights.get(end.request_id)
     if flight is None:
-        _late_end(cell, end, now)
+        _late_end(cell, replica_id, end, now)
         return
     attempt = flight.attempts.get(end.attempt)
-    if attempt is None or attempt.end is not None:
+    if attempt is None:
+        # A try before the one that was adopted: it holds nothing, but what it emitted belongs to the bill.
+        attempt = flight.attempts[end.attempt] = Attempt(end.replica_id, 1, 0, 0)
+        attempt.released = True
+    attempt.teller = replica_id
+    if attempt.end is not None:
         return
+    cell.effects.attempts.append(end)
     attempt.end = end
     pool = cell.pools[flight.pool]
     pool.release(attempt, flight.state)
@@ -91,19 +97,23 @@ def attempt_ended(cell: Cell, replica_id: str, end: AttemptEnd, now: Now) -> Non
     close_if_settled(cell, flight, now)
 
 
-def _late_end(cell: Cell, end: AttemptEnd, now: Now) -> None:
+def _late_end(cell: Cell, replica_id: str, end: AttemptEnd, now: Now) -> None:
     """Engine output of a request that is closed or was never seen here."""
+    key = (end.request_id, end.attempt)
     delivered = cell.settled.get(end.request_id)
     if delivered is not None:
+        cell.effects.attempts.append(end)
+        cell.effects.held.append((replica_id, AttemptAck([key])))
         extra = end.usage.output_tokens - delivered.get(end.attempt, 0)
         if extra > 0:
             cell.effects.waste.append((end.request_id, extra))
             delivered[end.attempt] = end.usage.output_tokens
         return
-    if len(cell.orphans) < ORPHANS_MAX:
-        cell.orphans[(end.request_id, end.attempt)] = Orphan(end, now.mono_ns)
-    else:
-        write_orphan(cell, [end], now)
+    if key not in cell.orphans:
+        cell.effects.attempts.append(end)
+        cell.orphans[key] = Orphan(end, now.mono_ns, replica_id)
+        if len(cell.orphans) > ORPHANS_MAX:
+            write_orphan(cell, [cell.orphans.pop(key)], now)
 
 
 def progress(cell: Cell, request_id: str, number: int, emitted: int, now: Now) -> None:
@@ -136,6 +146,9 @@ def close_if_settled(cell: Cell, flight: Flight, now: Now) -> None:
         flight.state.retries.end()
     cell.effects.rows.append(row)
     cell.effects.held.append((flight.ask.gateway_id, FinishAck([flight.ask.request_id])))
+    for number, attempt in flight.attempts.items():
+        if attempt.end is not None:
+            cell.effects.held.append((attempt.teller, AttemptAck([(flight.ask.request_id, number)])))
     del cell.flights[flight.ask.request_id]
     known = flight.finish.delivered if flight.finish is not None else {}
     # What the row has accounted for: a later word of the engine adds only what is beyond it.
@@ -203,13 +216,13 @@ def sweep(cell: Cell, now: Now) -> None:
                 cell.pools[flight.pool].release(attempt, flight.state)
             close_if_settled(cell, flight, now)
     limit_ns = int(spec.orphan_wait_s * NS_PER_S)
-    ripe: dict[str, list[AttemptEnd]] = {}
+    ripe: dict[str, list[Orphan]] = {}
     for key, orphan in list(cell.orphans.items()):
         if now.mono_ns - orphan.since_ns > limit_ns and key[0] not in cell.flights:
-            ripe.setdefault(key[0], []).append(orphan.end)
+            ripe.setdefault(key[0], []).append(orphan)
             del cell.orphans[key]
-    for ends in ripe.values():
-        write_orphan(cell, ends, now)
+    for orphans in ripe.values():
+        write_orphan(cell, orphans, now)
 
 
 def _client_done_ns(flight: Flight, now_ns: int) -> int:
