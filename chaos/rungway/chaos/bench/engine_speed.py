@@ -20,6 +20,10 @@ def bench_engine(*, source: str, models_dir: Path, quick: bool, say: Say) -> Rep
     found = decode_ratio(
         fetch_model(source, models_dir), batch=BATCH, new_tokens=32 if quick else 64, rounds=1 if quick else 3
     )
+    say(
+        f"native {found['native_tokens_per_s']} tokens/s ({found['native_dtype']}), "
+        f"generate {found['generate_tokens_per_s']} tokens/s ({found['generate_dtype']}), {found['threads']} threads"
+    )
     report.at_least(f"decode tokens/s at batch {BATCH} / transformers.generate", float(found["ratio"]), BAR)
     report.control.append({"model": source, **found})
     return report
