@@ -39,6 +39,15 @@ class Orphan:
     teller: str
 
 
+@dataclass(slots=True)
+class Stray:
+    """A client's side of a request that this controller never saw; `teller` sent it."""
+
+    finish: Finish
+    since_ns: int
+    teller: str
+
+
 class Cell:
     """`settled` remembers the last requests whose row is written: request id -> delivered tokens per attempt.
     `session_secret` goes to gateways with the directory; empty = nobody can sign in to the dashboard."""
@@ -55,7 +64,7 @@ class Cell:
         self.replicas: dict[str, ReplicaInfo] = {}
         self.settled: OrderedDict[str, dict[int, int]] = OrderedDict()
         self.orphans: dict[tuple[str, int], Orphan] = {}
-        self.strays: OrderedDict[str, Finish] = OrderedDict()  # client sides of requests that this controller never saw
+        self.strays: OrderedDict[str, Stray] = OrderedDict()
         self.version = 0
         self.session_secret = b""
         self.adopt(platform, now)

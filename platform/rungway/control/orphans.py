@@ -3,19 +3,38 @@ earlier controller did while the request ended; then the gateway's Finish, if it
 
 from __future__ import annotations
 
-from rungway.control.cell import Cell, Now, Orphan
-from rungway.messages import AttemptAck
+from rungway.control.cell import Cell, Now, Orphan, Stray
+from rungway.messages import AttemptAck, FinishAck
 from rungway.outcomes import Outcome
 from rungway.types import AttemptEnd, Billing, Finish, LedgerRow
 
 ORPHANS_MAX = 10_000
 
 
-def keep_stray(cell: Cell, finish: Finish) -> None:
-    """Keep the client's side of an unknown request until an engine's side says whose it is."""
-    cell.strays[finish.request_id] = finish
-    if len(cell.strays) > ORPHANS_MAX:
-        cell.strays.popitem(last=False)
+def keep_stray(cell: Cell, gateway_id: str, finish: Finish, now: Now) -> None:
+    """Keep the client's side of an unknown request until an engine's side says whose it is. It is acknowledged with the
+    row, or when no engine speaks up: then an earlier controller has written it."""
+    if finish.request_id not in cell.strays:
+        cell.strays[finish.request_id] = Stray(finish, now.mono_ns, gateway_id)
+        if len(cell.strays) > ORPHANS_MAX:
+            cell.strays.popitem(last=False)
+
+
+def sweep_orphans(cell: Cell, wait_ns: int, now: Now) -> None:
+    """Close what nobody has claimed for `wait_ns`."""
+    ripe: dict[str, list[Orphan]] = {}
+    for key, orphan in list(cell.orphans.items()):
+        if now.mono_ns - orphan.since_ns > wait_ns and key[0] not in cell.flights:
+            ripe.setdefault(key[0], []).append(orphan)
+            del cell.orphans[key]
+    for orphans in ripe.values():
+        write_orphan(cell, orphans, now)
+    while cell.strays:
+        request_id, stray = next(iter(cell.strays.items()))
+        if now.mono_ns - stray.since_ns <= 2 * wait_ns:
+            break
+        del cell.strays[request_id]
+        cell.effects.held.append((stray.teller, FinishAck([request_id])))
 
 
 def write_orphan(cell: Cell, orphans: list[Orphan], now: Now) -> None:
@@ -23,7 +42,8 @@ def write_orphan(cell: Cell, orphans: list[Orphan], now: Now) -> None:
     is known to have received."""
     ends = sorted((orphan.end for orphan in orphans), key=lambda end: end.attempt)
     last = ends[-1]
-    finish = cell.strays.pop(last.request_id, None)
+    stray = cell.strays.pop(last.request_id, None)
+    finish = stray.finish if stray is not None else None
     delivered = finish.delivered if finish is not None else {}
     earlier = [
         (end.usage.output_tokens, min(end.usage.output_tokens, delivered.get(end.attempt, 0))) for end in ends[:-1]
@@ -36,6 +56,8 @@ def write_orphan(cell: Cell, orphans: list[Orphan], now: Now) -> None:
     cell.effects.rows.append(_orphan_row(last, last.billing, finish, (output, waste, cost), len(ends)))
     for orphan in orphans:
         cell.effects.held.append((orphan.teller, AttemptAck([(orphan.end.request_id, orphan.end.attempt)])))
+    if stray is not None:
+        cell.effects.held.append((stray.teller, FinishAck([last.request_id])))
     state = cell.tenants.get(last.billing.tenant)
     if state is not None:
         state.budget.settle(0, cost, now.wall_ns)

@@ -10,7 +10,7 @@ from rungway.clock import NS_PER_S
 from rungway.control.cell import FREE, Cell, Now, Orphan
 from rungway.control.flight import Attempt, Flight, ledger_row
 from rungway.control.line import dequeue
-from rungway.control.orphans import ORPHANS_MAX, keep_stray, write_orphan
+from rungway.control.orphans import ORPHANS_MAX, keep_stray, sweep_orphans, write_orphan
 from rungway.control.pool import thresholds
 from rungway.control.refuse import refuse, refuse_retry
 from rungway.messages import AttemptAck, FinishAck
@@ -27,8 +27,9 @@ def finished(cell: Cell, gateway_id: str, finish: Finish, now: Now) -> None:
     flight = cell.flights.get(finish.request_id)
     if flight is None:
         if finish.delivered and finish.request_id not in cell.settled:
-            keep_stray(cell, finish)
-        cell.effects.held.append((gateway_id, FinishAck([finish.request_id])))
+            keep_stray(cell, gateway_id, finish, now)
+        else:
+            cell.effects.held.append((gateway_id, FinishAck([finish.request_id])))
         return
     if flight.finish is None:
         flight.finish = finish
@@ -215,14 +216,7 @@ def sweep(cell: Cell, now: Now) -> None:
                 attempt.lost_ns = now.mono_ns
                 cell.pools[flight.pool].release(attempt, flight.state)
             close_if_settled(cell, flight, now)
-    limit_ns = int(spec.orphan_wait_s * NS_PER_S)
-    ripe: dict[str, list[Orphan]] = {}
-    for key, orphan in list(cell.orphans.items()):
-        if now.mono_ns - orphan.since_ns > limit_ns and key[0] not in cell.flights:
-            ripe.setdefault(key[0], []).append(orphan)
-            del cell.orphans[key]
-    for orphans in ripe.values():
-        write_orphan(cell, orphans, now)
+    sweep_orphans(cell, int(spec.orphan_wait_s * NS_PER_S), now)
 
 
 def _client_done_ns(flight: Flight, now_ns: int) -> int:
