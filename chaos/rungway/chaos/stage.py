@@ -65,9 +65,10 @@ def own(
     say: Callable[[str], None] = lambda _: None,
     *,
     models: Path | None = None,
+    start_s: float = START_S,
 ) -> Iterator[Stage]:
     """Start `rungway serve` on a free port, yield it ready, and end every process of it. Without `state` the state
-    folder is a temporary one and goes, too; it uses converted models that lie in `models`."""
+    folder is a temporary one and goes, too; its models then lie in the folder `models`, which stays."""
     with contextlib.ExitStack() as exits:
         if state is None:
             state = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="rungway-drill-"))) / "state"
@@ -80,7 +81,7 @@ def own(
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         exits.callback(_end, process, state)
         say(f"starting a platform with {config} (process {process.pid})")
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + start_s
         while not (state / "ready.json").exists():
             if process.poll() is not None or time.monotonic() > deadline:
                 output.seek(0)

@@ -23,6 +23,7 @@ FAKE, REAL = Path("config/fake.yaml"), Path("config/quickstart.yaml")
 LOUD, QUIET = "acme", "globex"
 REPEATS_MAX = 2000
 SETTLE_S = 15.0
+START_S = 1800.0  # a first start with real weights downloads them
 HOLD_S = 60
 
 
@@ -38,31 +39,50 @@ def demo(
     Uses the platform that runs on the state folder, if there is one; else it starts one in a temporary folder and ends
     it again. Needs the keys of acme and globex, which `ready.json` holds on a first start.
     """
+    import httpx
+
     chosen = config or (REAL if real else FAKE)
     with _stage(chosen, state) as stage:
         started = time.monotonic()
-        _Demo(stage).run()
+        try:
+            _Demo(stage).run()
+        except httpx.HTTPError as error:
+            raise fail(f"the platform did not answer as it should: {error}") from None
         show("", f"[dim]shown in {time.monotonic() - started:.0f} s[/dim]")
 
 
 @contextlib.contextmanager
 def _stage(config: Path, state: Path | None) -> Iterator[Stage]:
-    """The platform that runs on the state folder, or an own one. An own one borrows the models that lie there."""
+    """The platform that runs on the state folder, or an own one, which keeps its models in that folder, too."""
     from rungway.chaos import stage
 
-    folder = Path(load(config, state).state_dir)
-    try:
-        ready = json.loads((folder / "ready.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        ready = None
-    if ready is not None and ready.get("keys"):
+    platform = load(config, state)
+    folder = Path(platform.state_dir)
+    ready = _running(folder)
+    if ready.get("keys"):
         show(f"using the platform that runs at {ready['url']}")
         yield stage.Stage(str(ready["url"]), ready["keys"], folder)
         return
-    if ready is not None:
+    if ready:
         show("a platform runs here, but its ready.json has no keys (they are shown on the first start only)")
-    with stage.own(config, models=folder / "models", say=show) as place:
+    models = folder / "models" if any(version.backend != "fake" for version in platform.versions()) else None
+    if models is not None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        models.mkdir(exist_ok=True)
+    with stage.own(config, models=models, say=show, start_s=START_S) as place:
         yield place
+
+
+def _running(folder: Path) -> dict[str, Any]:
+    """`ready.json` of the platform that runs on `folder`; empty when none does (a killed one leaves the file)."""
+    import httpx
+
+    try:
+        ready: dict[str, Any] = json.loads((folder / "ready.json").read_text(encoding="utf-8"))
+        httpx.get(f"{ready['url']}/livez", timeout=5.0).raise_for_status()
+    except (OSError, ValueError, KeyError, httpx.HTTPError):
+        return {}
+    return ready
 
 
 class _Demo:

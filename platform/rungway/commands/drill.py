@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rungway.commands.common import AsJson, Url, emit_json, fail, show, table
+from rungway.commands.common import AsJson, emit_json, fail, show, table
 
 if TYPE_CHECKING:
     from rungway.chaos.invariants import Verdict
@@ -24,7 +24,7 @@ def drill(
     state: Annotated[
         Path | None, typer.Option(help="Keep the drill's ledger here (an empty folder). Default: a temporary one.")
     ] = None,
-    url: Url = None,
+    url: Annotated[str | None, typer.Option(help="A running platform; needs --keys.")] = None,
     keys: Annotated[
         Path | None, typer.Option(help="With --url: that platform's ready.json, or a file of the same shape.")
     ] = None,
@@ -46,7 +46,7 @@ def drill(
         raise fail(f"there is no drill {name!r} (drills: {', '.join(DRILLS)})", 2)
     if (url is None) != (keys is None):
         raise fail("--url and --keys go together", 2)
-    reports = [_run(each, config, state, url, keys) for each in names]
+    reports = [_run(each, config, state / each if state and name == "all" else state, url, keys) for each in names]
     if as_json:
         shapes = [_shape(report) for report in reports]
         emit_json(shapes if name == "all" else shapes[0])
