@@ -17,7 +17,7 @@ from rungway.control.dispatch import dispatch, grant_unqueued
 from rungway.control.flight import Flight, ledger_row
 from rungway.control.line import dequeue, enqueue, give_back, hold, tokens_needed
 from rungway.control.pool import is_over, thresholds
-from rungway.control.refuse import refuse, refuse_retry
+from rungway.control.refuse import refuse, refuse_again, refuse_retry
 from rungway.control.tenant_state import TenantState
 from rungway.messages import Refused, Retry
 from rungway.outcomes import Code
@@ -37,8 +37,12 @@ class Denied(Exception):
 
 
 def submit(cell: Cell, ask: Ask, now: Now) -> None:
-    """Judge a new Ask. A repeated submit of a request in flight (a gateway that reconnected) changes nothing."""
-    if ask.request_id in cell.flights or ask.request_id in cell.settled:
+    """Judge a new Ask. A repeated submit (a gateway that reconnected) changes nothing: one in flight is answered in its
+    time, one whose row is written is refused."""
+    if ask.request_id in cell.flights:
+        return
+    if ask.request_id in cell.settled:
+        refuse_again(cell, ask)
         return
     state = cell.tenants.get(ask.tenant)
     if state is None:

@@ -63,6 +63,9 @@ class Cell:
         self.gateways: set[str] = set()
         self.replicas: dict[str, ReplicaInfo] = {}
         self.settled: OrderedDict[str, dict[int, int]] = OrderedDict()
+        self.refused: OrderedDict[str, str] = (
+            OrderedDict()
+        )  # request id -> code, of those in `settled` that were refused
         self.orphans: dict[tuple[str, int], Orphan] = {}
         self.strays: OrderedDict[str, Stray] = OrderedDict()
         self.version = 0
@@ -106,10 +109,15 @@ class Cell:
         """The served tier's price; a cached answer or a template costs nothing."""
         return self.pools[offer.tier].tier.price if offer.kind is OfferKind.MODEL else FREE
 
-    def remember(self, request_id: str, delivered: dict[int, int]) -> None:
+    def remember(self, request_id: str, delivered: dict[int, int], refused: str = "") -> None:
+        """Its row is written. `refused`: the code, if it was."""
         self.settled[request_id] = delivered
         if len(self.settled) > self.platform.controller.settled_memory:
             self.settled.popitem(last=False)
+        if refused:
+            self.refused[request_id] = refused
+            if len(self.refused) > self.platform.controller.settled_memory:
+                self.refused.popitem(last=False)
 
     def audit(
         self, kind: str, now: Now, *, tenant: str = "", request_id: str = "", rung: int = 0, **detail: object

@@ -8,7 +8,7 @@ from rungway.control.line import give_back
 from rungway.control.pool import thresholds
 from rungway.messages import Refused
 from rungway.outcomes import CODES, Code, Outcome
-from rungway.types import Refusal, Rejected
+from rungway.types import Ask, RateInfo, Refusal, Rejected
 
 
 def refuse(cell: Cell, flight: Flight, code: Code, message: str, retry_s: int | None, now: Now) -> None:
@@ -45,7 +45,20 @@ def refuse(cell: Cell, flight: Flight, code: Code, message: str, retry_s: int | 
     )
     shown = thresholds(cell.platform.ladder)
     cell.effects.rows.append(ledger_row(flight, FREE, Outcome.REFUSED, code, now.wall_ns, shown))
-    cell.remember(ask.request_id, {})
+    cell.remember(ask.request_id, {}, code)
+
+
+def refuse_again(cell: Cell, ask: Ask) -> None:
+    """A gateway asks about a request that is closed: the answer was lost with a channel or a controller. The row stands,
+    so the answer is no; a request that was closed because its gateway was away may be sent anew."""
+    refusal = Refusal(
+        request_id=ask.request_id,
+        code=cell.refused.get(ask.request_id, Code.STARTING),
+        message="This request was closed while its gateway was cut off; please send it again.",
+        retry_after_s=1,
+        rate=RateInfo(),
+    )
+    cell.effects.sends.append((ask.gateway_id, Refused(refusal)))
 
 
 def refuse_retry(cell: Cell, flight: Flight, now: Now) -> None:

@@ -10,6 +10,8 @@ from rungway.control.cell import Now
 from rungway.control.core import Core
 
 RATE_WINDOW_NS = 60 * NS_PER_S
+# Gateways and replicas ask about requests and repeat ends of the last seconds; the rest is for a wall clock that stepped.
+SETTLED_WINDOW_NS = 900 * NS_PER_S
 SAMPLES_MAX = 2000
 
 
@@ -20,12 +22,14 @@ class Books(Protocol):
 
     def spent_since(self, tenant: str, wall_ns: int) -> int: ...
 
+    def settled(self, since_ns: int, limit: int) -> Sequence[tuple[str, str, dict[int, int]]]: ...
+
     def output_samples(self, limit: int) -> Sequence[tuple[str, str, int]]: ...
 
 
 def restore(core: Core, books: Books, now: Now) -> None:
-    """The last minute's rates, the budget windows' spending, output lengths. Running requests come with the gateways'
-    hellos. Raises what the ledger raises."""
+    """The last minute's rates, the budget windows' spending, output lengths, and which requests are closed. Running
+    requests come with the gateways' hellos. Raises what the ledger raises."""
     cell = core.cell
     for tenant, (requests, tokens) in books.recent(now.wall_ns - RATE_WINDOW_NS).items():
         state = cell.tenants.get(tenant)
@@ -37,3 +41,6 @@ def restore(core: Core, books: Books, now: Now) -> None:
         state.budget.restore(books.spent_since(tenant, start_ns), now.wall_ns)
     for tenant, tier, output_tokens in books.output_samples(SAMPLES_MAX):
         cell.predictor.observe(tenant, tier, output_tokens)
+    memory = cell.platform.controller.settled_memory
+    for request_id, refused, emitted in books.settled(now.wall_ns - SETTLED_WINDOW_NS, memory):
+        cell.remember(request_id, emitted, refused)

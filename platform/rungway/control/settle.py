@@ -105,10 +105,15 @@ def _late_end(cell: Cell, replica_id: str, end: AttemptEnd, now: Now) -> None:
     if delivered is not None:
         cell.effects.attempts.append(end)
         cell.effects.held.append((replica_id, AttemptAck([key])))
-        extra = end.usage.output_tokens - delivered.get(end.attempt, 0)
+        emitted = end.usage.output_tokens
+        if end.attempt not in delivered:
+            # After a restart: what the row counted for attempts that no engine had reported is known only as a sum.
+            delivered[end.attempt] = min(emitted, delivered.get(0, 0))
+            delivered[0] = delivered.get(0, 0) - delivered[end.attempt]
+        extra = emitted - delivered[end.attempt]
         if extra > 0:
             cell.effects.waste.append((end.request_id, extra))
-            delivered[end.attempt] = end.usage.output_tokens
+            delivered[end.attempt] = emitted
         return
     if key not in cell.orphans:
         cell.effects.attempts.append(end)

@@ -15,7 +15,7 @@ from rungway.clock import NS_PER_S
 from rungway.contracts import Slo
 from rungway.errors import LedgerError
 from rungway.ledger import chain, truth, usage
-from rungway.ledger.schema import audit, ledger, open_database
+from rungway.ledger.schema import audit, engine_log, ledger, open_database
 from rungway.outcomes import Outcome
 from rungway.types import LedgerRow
 
@@ -139,6 +139,35 @@ class LedgerReader:
         with self._reading() as connection:
             found = connection.execute(query.order_by(ledger.c.ended_wall_ns.desc()).limit(limit)).all()
         return [(row.tenant, row.tier, int(row.output_tokens)) for row in reversed(found)]
+
+    def settled(self, since_ns: int, limit: int) -> list[tuple[str, str, dict[int, int]]]:
+        """(request id, code if it was refused, output tokens of each attempt as its engine counted them) of the newest
+        `limit` rows that ended since then, oldest first. Under attempt 0: tokens that the row has counted and no engine
+        has reported yet."""
+        newest = (
+            select(
+                ledger.c.request_id,
+                ledger.c.outcome,
+                ledger.c.code,
+                ledger.c.ended_wall_ns,
+                (ledger.c.output_tokens + ledger.c.wasted_tokens).label("counted"),
+            )
+            .where(usage.span(since_ns, None, None))
+            .order_by(desc(ledger.c.ended_wall_ns))
+            .limit(limit)
+            .subquery()
+        )
+        joined = newest.outerjoin(engine_log, engine_log.c.request_id == newest.c.request_id)
+        query = select(newest, engine_log.c.attempt, engine_log.c.output_tokens.label("output")).select_from(joined)
+        found: dict[str, tuple[str, str, dict[int, int]]] = {}
+        with self._reading() as connection:
+            for row in connection.execute(query.order_by(newest.c.ended_wall_ns)):
+                refused = row.code if row.outcome == str(Outcome.REFUSED) else ""
+                entry = found.setdefault(row.request_id, (row.request_id, refused, {0: int(row.counted)}))
+                if row.attempt is not None:
+                    entry[2][int(row.attempt)] = int(row.output)
+                    entry[2][0] -= int(row.output)
+        return list(found.values())
 
     def engine_truth(self, *, since_ns: int = 0, limit: int = 1000, request_id: str | None = None) -> dict[str, Any]:
         """Tokens as the engines counted them: totals, by replica, and the newest attempts."""

@@ -26,8 +26,24 @@ class Job:
     """One attempt in an engine. `prompt` tokens, of which `resumed` were emitted elsewhere and count as context; `target`
     output tokens are left to emit. `blocks`: hashes of the prompt's leading 512-token blocks."""
 
-    __slots__ = ("attempt", "blocks", "cached", "finish_step", "finished", "first", "joined", "left", "priority")
-    __slots__ += ("prompt", "request_id", "resumed", "share", "state", "stop", "target")
+    __slots__ = (
+        "attempt",
+        "blocks",
+        "cached",
+        "finish_step",
+        "finished",
+        "first",
+        "joined",
+        "left",
+        "priority",
+        "prompt",
+        "request_id",
+        "resumed",
+        "share",
+        "state",
+        "stop",
+        "target",
+    )
 
     def __init__(
         self,
@@ -274,10 +290,7 @@ class Batch:
             self._finish(job, "cancelled")
 
     def _finish(self, job: Job, finish: str) -> None:
-        if finish == "length":
-            emitted = max(0, job.target)
-        else:
-            emitted = self.emitted(job, self.loop.now_ns)
+        emitted = max(0, job.target) if finish == "length" else self.emitted(job, self.loop.now_ns)
         self._close(job, emitted)
         self._on_end(job, finish)
 

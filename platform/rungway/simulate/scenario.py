@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import msgspec
 
@@ -52,7 +53,7 @@ SMALL = Price(input=1_000_000, cached_input=200_000, output=2_000_000)
 LARGE = Price(input=10_000_000, cached_input=2_000_000, output=20_000_000)
 
 
-def tenant(name: str, **changes: object) -> Tenant:
+def tenant(name: str, **changes: Any) -> Tenant:
     """An interactive tenant without limits."""
     base = Tenant(
         name=name,
@@ -72,7 +73,7 @@ def tenant(name: str, **changes: object) -> Tenant:
     return msgspec.structs.replace(base, **changes)
 
 
-def version(tier: str, **changes: object) -> Version:
+def version(tier: str, **changes: Any) -> Version:
     """A fake engine of 8 slots at 20 ms a step."""
     base = Version(
         name="sim",
@@ -89,7 +90,7 @@ def version(tier: str, **changes: object) -> Version:
     return msgspec.structs.replace(base, **changes)
 
 
-def platform(*tenants: Tenant, tiers: tuple[Tier, ...] | None = None, **spec: object) -> Platform:
+def platform(*tenants: Tenant, tiers: tuple[Tier, ...] | None = None, **spec: Any) -> Platform:
     """Two tiers on two replicas each. `spec`: changes of the controller's settings."""
     both = (
         Tier(name="small", rank=0, price=SMALL, versions=(version("small"),)),
@@ -130,7 +131,9 @@ def random_tenant(name: str, rng: Random) -> Tenant:
             in_flight_share_max=rng.choice((0.25, 0.5, 1.0)), reserved_share=rng.choice((0.0, 0.0, 0.2))
         ),
         budget=Budget(
-            nusd=rng.choice((None, None, 20_000_000, 300_000_000)), per="day", at_limit=rng.choice(("degrade", "refuse"))
+            nusd=rng.choice((None, None, 20_000_000, 300_000_000)),
+            per="day",
+            at_limit=rng.choice(("degrade", "refuse")),
         ),
         ladder=LadderTerms(floor=rng.choice(("defer", "small_tier")), opt_out=rng.choice(((), ("context_trim",)))),
         risk_high_tier_min=rng.choice((None, "large")),
@@ -141,7 +144,7 @@ def random_world(seed: int, kinds: dict[FaultKind, float], duration_s: float) ->
     """Build and play one seed to its end; `world.watch.broken` says what did not hold."""
     rng = Random(seed)
     tenants = [random_tenant(f"t{number}", rng) for number in range(rng.randint(2, 6))]
-    spec = {
+    spec: dict[str, Any] = {
         "queue_timeout_s": rng.choice((3.0, 10.0)),
         "orphan_wait_s": 3.0,
         "lost_wait_s": 6.0,

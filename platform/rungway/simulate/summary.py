@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rungway.clock import NS_PER_S
@@ -126,10 +126,11 @@ def _times(calls: Sequence[Call]) -> dict[str, Any]:
 def _replica_cost(world: World, duration_s: float) -> float:
     versions = world.platform.versions()
     share = {v.pool: sum(r.version.pool == v.pool for r in world.living()) for v in versions}
-    return sum(share[v.pool] * v.replica_cost_nusd_per_hour * duration_s / 3600.0 for v in versions) / NUSD_PER_USD
+    nusd = sum(share[v.pool] * v.replica_cost_nusd_per_hour * duration_s / 3600.0 for v in versions)
+    return nusd / NUSD_PER_USD
 
 
-def _usd(amounts: Any) -> float:
+def _usd(amounts: Iterable[int]) -> float:
     return round(sum(amounts) / NUSD_PER_USD, 6)
 
 

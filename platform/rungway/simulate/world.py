@@ -49,9 +49,7 @@ class World:
         self.wire = Wire(self.loop, self.rng, platform.channel)
         self.disk = Disk()
         self.watch = Invariants(self.loop, self.disk)
-        self.controller = SimController(
-            self.loop, self.rng, platform, quality or load_default(), self.disk, self.watch
-        )
+        self.controller = SimController(self.loop, self.rng, platform, quality or load_default(), self.disk, self.watch)
         self.replicas: dict[str, SimReplica] = {}  # by name, the dead ones among them
         self.gateways: list[SimGateway] = []
         self.clients = Clients(self.loop, platform, self.gateways, tries_max=tries_max, backoff_s=backoff_s)
