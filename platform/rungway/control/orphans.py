@@ -22,11 +22,14 @@ def keep_stray(cell: Cell, gateway_id: str, finish: Finish, now: Now) -> None:
 
 def sweep_orphans(cell: Cell, wait_ns: int, now: Now) -> None:
     """Close what nobody has claimed for `wait_ns`."""
+    due = {
+        key[0]
+        for key, orphan in cell.orphans.items()
+        if now.mono_ns - orphan.since_ns > wait_ns and key[0] not in cell.flights
+    }
     ripe: dict[str, list[Orphan]] = {}
-    for key, orphan in list(cell.orphans.items()):
-        if now.mono_ns - orphan.since_ns > wait_ns and key[0] not in cell.flights:
-            ripe.setdefault(key[0], []).append(orphan)
-            del cell.orphans[key]
+    for key in [key for key in cell.orphans if key[0] in due]:  # all tries of a request make one row
+        ripe.setdefault(key[0], []).append(cell.orphans.pop(key))
     for orphans in ripe.values():
         write_orphan(cell, orphans, now)
     while cell.strays:
