@@ -145,7 +145,9 @@ def requote(cell: Cell, flight: Flight, now: Now, least_rung: int = 0) -> None:
         # A rung that is held by hand is not the signal's doing.
         flight.pressure[name] = (value, signal if pool.scopes[scope].override is None else "override")
         version = pool.pick_version(key)
-        views.append(pool.tier_view(version, now.mono_ns))
+        # Whoever waits already is no longer asked how long: those behind it would count against it.
+        wait_s = pool.expected_wait_s(state, flight.band, now.mono_ns) if flight.entry is None else 0.0
+        views.append(pool.tier_view(version, wait_s))
         predicted[name] = cell.predictor.predict(ask.tenant, name, ask.output_bound, version.default_max_tokens)
     flight.rungs = rungs
     flight.quote = quote(

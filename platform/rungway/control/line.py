@@ -49,7 +49,12 @@ def enqueue(cell: Cell, flight: Flight, now: Now) -> None:
     """Take a place: band by class, weighted VTC over tenants, earliest deadline first inside the tenant."""
     ask, state, pool = flight.ask, flight.state, cell.pools[flight.pool]
     assert flight.offer is not None
-    deadline = NEVER_NS if ask.deadline_ms is None else flight.submitted_ns + int(ask.deadline_ms * NS_PER_MS)
+    deadline = NEVER_NS
+    if ask.deadline_ms is not None:
+        # The latest moment to start: tokens of an answer that will be cut off are wasted.
+        prompt = flight.offer.prompt_tokens
+        service_ms = pool.service_ms(prompt, max(0, flight.held_tokens - prompt) // max(1, flight.offer.best_of))
+        deadline = flight.submitted_ns + int((ask.deadline_ms - service_ms) * NS_PER_MS)
     flight.entry = Queued(
         request_id=ask.request_id,
         tenant=ask.tenant,
@@ -61,7 +66,7 @@ def enqueue(cell: Cell, flight: Flight, now: Now) -> None:
         payload=flight,
     )
     pool.queue.push(flight.entry)
-    pool.wait(flight.held_tokens, state)
+    pool.wait(flight.held_tokens, state, flight.band)
 
 
 def dequeue(cell: Cell, flight: Flight) -> None:
@@ -75,4 +80,4 @@ def dequeue(cell: Cell, flight: Flight) -> None:
 
 def left_queue(pool: Pool, flight: Flight) -> None:
     flight.entry = None
-    pool.unwait(flight.held_tokens, flight.state)
+    pool.unwait(flight.held_tokens, flight.state, flight.band)

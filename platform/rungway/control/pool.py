@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from rungway.clock import NS_PER_S
-from rungway.contracts import ControllerSpec, LadderSpec, TenantClass, Tier, Version
+from rungway.contracts import CLASS_ORDER, ControllerSpec, LadderSpec, TenantClass, Tier, Version
 from rungway.control.crowd import Crowd
 from rungway.control.flight import Attempt, Flight
 from rungway.control.tenant_state import TenantState
@@ -32,6 +32,8 @@ DEFAULT_PREFILL_TOKENS_PER_S = 20_000.0
 DEFAULT_DECODE_MS_PER_TOKEN = 5.0
 LEARNING_RATE = 0.05
 SLO_SAMPLES = 64
+# Minimum shares may add up to 1: even then a band that is served at all is served this much.
+SHARE_LEFT_MIN = 0.05
 # A share is exceeded by more than this, or rounding would move tenants from side to side.
 OVER = 1.05
 
@@ -53,6 +55,7 @@ class Pool:
         "prefill_rate",
         "pressures",
         "queue",
+        "queued_bands",
         "queued_tokens",
         "scopes",
         "slo_misses",
@@ -69,6 +72,7 @@ class Pool:
         self.queue = FairQueue(spec.class_shares)
         self.crowd = Crowd()
         self.held_tokens = self.queued_tokens = 0
+        self.queued_bands = [0 for _ in CLASS_ORDER]
         self.views: dict[str, ReplicaView] = {}
         self.stats: dict[str, EngineStats] = {}
         self.breakers: dict[str, Breaker] = {}
@@ -169,15 +173,17 @@ class Pool:
         self.held_tokens -= held - left
         state.pool_running[self.name] = max(0, state.pool_running.get(self.name, 0) - attempt.sequences)
 
-    def wait(self, tokens: int, state: TenantState) -> None:
+    def wait(self, tokens: int, state: TenantState, band: int) -> None:
         """A request of `tokens` takes its place in line."""
         state.waiting += 1
+        self.queued_bands[band] += tokens
         state.queued_tokens[self.name] = state.queued_tokens.get(self.name, 0) + tokens
         self.queued_tokens += tokens
 
-    def unwait(self, tokens: int, state: TenantState) -> None:
+    def unwait(self, tokens: int, state: TenantState, band: int) -> None:
         """It left the line."""
         state.waiting -= 1
+        self.queued_bands[band] -= tokens
         queued = state.queued_tokens.get(self.name, 0)
         left = state.queued_tokens[self.name] = max(0, queued - tokens)
         self.queued_tokens -= queued - left
@@ -224,14 +230,29 @@ class Pool:
         """Seconds in which what waits here now will probably have been dispatched."""
         return self.drain.retry_after_s(self.queued_tokens, now_ns)
 
-    def tier_view(self, version: Version, now_ns: int) -> TierView:
+    def expected_wait_s(self, state: TenantState, band: int, now_ns: int) -> float:
+        """Until a new Ask of this tenant and class would leave the queue. Ahead of it are the higher bands, what its own
+        tenant has waiting, and meanwhile of each other tenant in the band as much as its weight entitles it to; lower
+        bands take their minimum shares. So a neighbour's long queue, or a lower class's, does not make a short one look
+        long."""
+        mine = state.queued_tokens.get(self.name, 0)
+        rivals = self.queue.rival_weight(state.contract.name, band) / state.contract.weight
+        ahead = sum(self.queued_bands[:band]) + min(self.queued_bands[band], mine * (1.0 + rivals))
+        return self.drain.wait_s(ahead / max(SHARE_LEFT_MIN, 1.0 - self.queue.claimed_below(band)), now_ns)
+
+    def service_ms(self, prompt_tokens: int, output_tokens: int) -> float:
+        """From dispatch to the last token, at the pace of now."""
+        return 1000.0 * prompt_tokens / self.prefill_rate + output_tokens * self.decode_ms
+
+    def tier_view(self, version: Version, wait_s: float) -> TierView:
+        """`wait_s`: expected for the Ask that looks."""
         return TierView(
             tier=self.tier,
             version=version,
             saturation=self.saturation(),
             prefill_tokens_per_s=self.prefill_rate,
             decode_ms_per_token=self.decode_ms,
-            queue_wait_ms=1000.0 * self.drain.wait_s(self.queued_tokens, now_ns),
+            queue_wait_ms=1000.0 * wait_s,
             up=bool(self.views),
         )
 

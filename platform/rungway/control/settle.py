@@ -251,8 +251,6 @@ def _expire(cell: Cell, flight: Flight, now: Now) -> None:
     if flight.retrying:
         refuse_retry(cell, flight, now)
     elif late:
-        refuse(
-            cell, flight, Code.DEADLINE_UNREACHABLE, "The deadline passed while waiting for a replica.", retry_s, now
-        )
+        refuse(cell, flight, Code.DEADLINE_UNREACHABLE, "The deadline cannot be met any more.", retry_s, now)
     else:
         refuse(cell, flight, Code.OVERLOADED, "No replica became free within the queue's time limit.", retry_s, now)

@@ -81,7 +81,19 @@ class Band:
     what its requests cost in the end per token of `cost`, and the account weighs dispatches by that.
     """
 
-    __slots__ = ("charged", "depth", "dispatched", "dispatches", "flows", "last", "owed", "passed", "ready", "share")
+    __slots__ = (
+        "charged",
+        "depth",
+        "dispatched",
+        "dispatches",
+        "flows",
+        "last",
+        "owed",
+        "passed",
+        "ready",
+        "share",
+        "weight",
+    )
 
     def __init__(self, share: float) -> None:
         self.share = share
@@ -89,6 +101,7 @@ class Band:
         self.depth = 0
         self.flows: dict[str, Flow] = {}
         self.ready: list[tuple[float, int, Flow]] = []
+        self.weight = 0.0  # of the flows in `ready`
         self.last: Flow | None = None
         self.passed: list[Flow] = []
         self.dispatched = 0.0
@@ -113,9 +126,11 @@ class Band:
         floor = self.ready[0][0] if self.ready else self.last.counter if self.last is not None else flow.counter
         flow.counter = max(flow.counter, floor)
         insort(self.ready, (flow.counter, flow.order, flow))
+        self.weight += flow.weight
 
     def leave(self, flow: Flow) -> None:
         del self.ready[bisect_left(self.ready, (flow.counter, flow.order, flow))]
+        self.weight = self.weight - flow.weight if self.ready else 0.0
         self.last = flow
 
     def charge(self, flow: Flow, weighted_tokens: float) -> None:

@@ -50,6 +50,8 @@ class FairQueue:
         self._weights[tenant] = weight
         for band in self._bands:
             if (flow := band.flows.get(tenant)) is not None:
+                if flow.waiting:
+                    band.weight += weight - flow.weight
                 flow.weight = weight
 
     def push(self, entry: Queued) -> None:
@@ -123,6 +125,16 @@ class FairQueue:
             return len(self._index) if band is None else self._bands[band].depth
         bands = self._bands if band is None else (self._bands[band],)
         return sum(len(flow.waiting) for each in bands if (flow := each.flows.get(tenant)) is not None)
+
+    def rival_weight(self, tenant: str, band: int) -> float:
+        """Weight of the other tenants that wait in a band."""
+        its_band = self._bands[band]
+        flow = its_band.flows.get(tenant)
+        return its_band.weight - (flow.weight if flow is not None and flow.waiting else 0.0)
+
+    def claimed_below(self, band: int) -> float:
+        """Share of dispatch that lower bands which wait may claim from this one."""
+        return sum(lower.share for lower in self._bands[band + 1 :] if lower.depth)
 
     def entries(self) -> Iterator[Queued]:
         """All waiting requests, by arrival. The queue must not change meanwhile: copy first."""
