@@ -7,7 +7,7 @@ import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from rungway.clock import monotonic_ns, wall_ns
+from rungway.clock import NS_PER_MS, monotonic_ns, wall_ns
 from rungway.errors import RequestError, RungwayError
 from rungway.gateway.answer import Facts, error_body, json_headers
 from rungway.outcomes import Code
@@ -21,7 +21,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-ID_BYTES = 12
+ID_RANDOM_BYTES = 6
 BODY_WAIT_S = 60.0
 """How long a client may take to send its body."""
 
@@ -56,9 +56,9 @@ class Call:
         self.scope = scope
         self.receive = receive
         self.send = send
-        self.id = "req_" + os.urandom(ID_BYTES).hex()
         self.received_ns = monotonic_ns()
         self.received_wall_ns = wall_ns()
+        self.id = request_id(self.received_wall_ns)
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.facts = Facts(self.id)
         self.started = False
@@ -124,6 +124,12 @@ class Call:
         self.facts.retry_after_s = error.retry_after_s
         body = error_body(error)
         await self.respond(error.status, json_headers(self.facts, len(body), error), body)
+
+
+def request_id(wall_ns: int) -> str:
+    """A new id: the time in milliseconds, then chance. Ids that grow with time are appended to the ledger's indexes,
+    where random ones would dirty a page each."""
+    return f"req_{wall_ns // NS_PER_MS:012x}{os.urandom(ID_RANDOM_BYTES).hex()}"
 
 
 def _too_large(bytes_max: int) -> RequestError:

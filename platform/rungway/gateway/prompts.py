@@ -35,12 +35,22 @@ class Tokenizers:
     def __init__(self, models_dir: Path) -> None:
         self._models_dir = models_dir
         self._loaded: dict[tuple[str, str], Lexer] = {}
+        self._tiers: dict[str, list[Lexer]] = {}  # of `_catalogue`
+        self._catalogue: Catalogue | None = None
 
     def get(self, version: Version) -> Lexer | None:
         return self._loaded.get((version.backend, version.model))
 
     def of_tier(self, catalogue: Catalogue, tier: str) -> list[Lexer]:
         """The distinct lexers of a tier's versions. Raises RequestError `starting` while one is not there yet."""
+        if catalogue is not self._catalogue:
+            self._catalogue, self._tiers = catalogue, {}
+        lexers = self._tiers.get(tier)
+        if lexers is None:
+            lexers = self._tiers[tier] = self._distinct(catalogue, tier)
+        return lexers
+
+    def _distinct(self, catalogue: Catalogue, tier: str) -> list[Lexer]:
         found: dict[int, Lexer] = {}
         for version in catalogue.tiers[tier].versions:
             lexer = self._loaded.get((version.backend, version.model))
