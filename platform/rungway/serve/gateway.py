@@ -11,8 +11,8 @@ from rungway.dashboard.app import create_dashboard
 from rungway.gateway.app import App, create_app
 from rungway.gateway.core import Gateway
 from rungway.replica.deployment import controller_resolver
+from rungway.serve.front import answer_directly
 from rungway.serve.loopback import keep_grpc_on_loopback
-from rungway.serve.request_id import answer_with_own_request_id
 
 
 class GatewayDeployment:
@@ -23,7 +23,6 @@ class GatewayDeployment:
     ) -> None:
         """`_replicas` are the handles that make the replicas part of the application; gateways use channels instead."""
         keep_grpc_on_loopback()
-        answer_with_own_request_id()
         self._gateway = Gateway(
             gateway_id=f"gateway/{uuid.uuid4().hex[:12]}",
             resolve_controller=controller_resolver(controller),
@@ -34,7 +33,9 @@ class GatewayDeployment:
     def __serve_build_asgi_app__(self) -> App:
         """The ASGI app that Serve mounts. Serve runs its lifespan, which starts the gateway after the constructor and
         stops it when the requests that run have ended."""
-        return create_app(self._gateway, {"/dashboard": create_dashboard(self._gateway)})
+        app = create_app(self._gateway, {"/dashboard": create_dashboard(self._gateway)})
+        answer_directly(app)
+        return app
 
     def check_health(self) -> None:
         """Serve's probe."""
