@@ -38,11 +38,6 @@ def finished(cell: Cell, gateway_id: str, finish: Finish, now: Now) -> None:
             dequeue(cell, flight)
         _drop_unbegun(cell, flight, finish, now)
         _learn(flight, finish, now)
-        for number, attempt in flight.attempts.items():
-            if number > finish.attempts and attempt.end is None:
-                # granted while the client was leaving: the gateway never started it
-                attempt.lost_ns = now.mono_ns
-                cell.pools[flight.pool].release(attempt, flight.state)
     close_if_settled(cell, flight, now)
 
 
