@@ -92,6 +92,7 @@ class _Demo:
         import httpx
 
         self.since_s = int(time.time()) - 1
+        self.asked = 0
         self.http = {
             name: httpx.Client(
                 base_url=stage.url, headers={"Authorization": f"Bearer {stage.key(name)}"}, timeout=120.0
@@ -113,6 +114,7 @@ class _Demo:
     def streamed(self) -> None:
         """acme's answer, printed as it comes."""
         _title(f"1. {LOUD} asks the large model and reads along")
+        self.asked += 1
         body = _chat("large", "Tell me about the tides in one sentence.", 32) | {"stream": True}
         with self.http[LOUD].stream("POST", "/v1/chat/completions", json=body) as answer:
             if answer.status_code != 200:
@@ -129,6 +131,7 @@ class _Demo:
         """globex asks for large while an operator holds the ladder on small_tier: the downgrade, marked."""
         _title(f"2. {QUIET} asks for large while the ladder is held on rung small_tier")
         show("  (held by hand, as `rungway ladder set small_tier` does; `rungway drill peak-load` gets there by load)")
+        self.asked += 1
         hold = {"pool": "large", "rung": "small_tier", "ttl_s": HOLD_S, "why": "demo"}
         self.admin("POST", hold)
         try:
@@ -178,10 +181,12 @@ class _Demo:
             return client.post("/v1/chat/completions", json=body, headers={"x-rungway-cache": "exact"})
 
         ask(0)
+        self.asked += 1
         answered = 0
         with ThreadPoolExecutor(4) as pool:
             for start in range(0, REPEATS_MAX, 40):
                 answers = list(pool.map(ask, range(start, start + 40)))
+                self.asked += len(answers)
                 answered += sum(answer.status_code == 200 for answer in answers)
                 refusals = [answer for answer in answers if answer.status_code == 429]
                 if refusals:
@@ -194,8 +199,7 @@ class _Demo:
     def billed(self) -> None:
         """What each tenant pays, and the same tokens as the engines counted them."""
         _title("6. The bills, and what the engines counted")
-        books = self._books()
-        usage = self.http["admin"].get("/admin/usage", params={"since": self.since_s}).json()["tenants"]
+        usage, books = self._books()
         names = ("requests", "input_tokens", "output_tokens", "cost_usd")
         rows = [[tenant, *(values[name] for name in names)] for tenant, values in usage.items()]
         show(table("", ["tenant", *names], rows))
@@ -209,13 +213,16 @@ class _Demo:
         if not (books["ok"] and chain["ok"]) or books["unsettled"]:
             raise fail("the books do not agree")
 
-    def _books(self) -> dict[str, Any]:
-        deadline = time.monotonic() + SETTLE_S
+    def _books(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Usage per tenant and the comparison with the engines, once every request of the show has its row."""
+        admin, deadline = self.http["admin"], time.monotonic() + SETTLE_S
         while True:
-            answer = self.http["admin"].get("/admin/engine-truth", params={"since": self.since_s, "limit": 1})
+            usage = admin.get("/admin/usage", params={"since": self.since_s}).raise_for_status().json()["tenants"]
+            answer = admin.get("/admin/engine-truth", params={"since": self.since_s, "limit": 1})
             books: dict[str, Any] = answer.raise_for_status().json()["reconcile"]
-            if not books["unsettled"] or time.monotonic() > deadline:
-                return books
+            rows = sum(totals["requests"] for totals in usage.values())
+            if (rows >= self.asked and not books["unsettled"]) or time.monotonic() > deadline:
+                return usage, books
             time.sleep(0.2)
 
 
