@@ -198,59 +198,69 @@ async def open_loop(
 ) -> Load:
     """`per_second` requests on an even schedule. Over `connections_max` under way they wait here, and the wait counts."""
     run = _Run(target, shots, warm_s, seconds)
-    idle: list[Connection] = []
-    waiting: deque[int] = deque()
-    opening = 0
-
-    def fire(connection: Connection, due_ns: int) -> None:
-        shot = run.next_shot()
-        connection.tag = (shot, due_ns)
-        connection.send(shot.raw)
-
-    def on_answer(connection: Connection, answer: Answer) -> None:
-        shot, due_ns = connection.tag
-        run.book(shot, due_ns, answer)
-        if not connection.open:
-            run.connections.remove(connection)
-            run.load.reconnects += 1
-        elif waiting:
-            fire(connection, waiting.popleft())
-        else:
-            idle.append(connection)
-
-    async def widen() -> None:
-        nonlocal opening
-        made = await run.connect(on_answer)
-        opening -= 1
-        if made is not None and waiting:
-            fire(made, waiting.popleft())
-        elif made is not None:
-            idle.append(made)
-
-    def arrive(due_ns: int) -> None:
-        nonlocal opening
-        while idle:
-            connection = idle.pop()
-            if connection.open:
-                fire(connection, due_ns)
-                return
-            run.connections.remove(connection)
-        waiting.append(due_ns)
-        if len(run.connections) + opening < connections_max and opening < len(waiting):
-            opening += 1
-            run.spawn(lambda: asyncio.ensure_future(widen()))
-
+    arrivals = _Arrivals(run, connections_max)
     every_ns = NS_PER_S / per_second
     begin_ns, sent = monotonic_ns(), 0
     while (now_ns := monotonic_ns()) < run.end_ns:
         while (due_ns := begin_ns + int(sent * every_ns)) <= now_ns:
             sent += 1
-            arrive(due_ns)
+            arrivals.arrive(due_ns)
         await asyncio.sleep(ARRIVAL_TICK_S)
-    done = await run.finish(lambda: not waiting and not any(one.busy for one in run.connections))
-    done.errors["never sent"] += len(waiting)
+    done = await run.finish(lambda: not arrivals.waiting and not any(one.busy for one in run.connections))
+    done.errors["never sent"] += len(arrivals.waiting)
     done.errors += Counter()
     return done
+
+
+class _Arrivals:
+    """Requests of an open loop on their way to a connection: an idle one, a new one while there may be more, or the
+    next that answers."""
+
+    def __init__(self, run: _Run, connections_max: int) -> None:
+        self.run = run
+        self.waiting: deque[int] = deque()
+        self._idle: list[Connection] = []
+        self._connections_max = connections_max
+        self._opening = 0
+
+    def arrive(self, due_ns: int) -> None:
+        """A request is due now."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.open:
+                self._fire(connection, due_ns)
+                return
+            self.run.connections.remove(connection)
+        self.waiting.append(due_ns)
+        if len(self.run.connections) + self._opening < self._connections_max and self._opening < len(self.waiting):
+            self._opening += 1
+            self.run.spawn(lambda: asyncio.ensure_future(self._widen()))
+
+    def _fire(self, connection: Connection, due_ns: int) -> None:
+        shot = self.run.next_shot()
+        connection.tag = (shot, due_ns)
+        connection.send(shot.raw)
+
+    def _on_answer(self, connection: Connection, answer: Answer) -> None:
+        shot, due_ns = connection.tag
+        self.run.book(shot, due_ns, answer)
+        if not connection.open:
+            self.run.connections.remove(connection)
+            self.run.load.reconnects += 1
+        else:
+            self._free(connection)
+
+    async def _widen(self) -> None:
+        made = await self.run.connect(self._on_answer)
+        self._opening -= 1
+        if made is not None:
+            self._free(made)
+
+    def _free(self, connection: Connection) -> None:
+        if self.waiting:
+            self._fire(connection, self.waiting.popleft())
+        else:
+            self._idle.append(connection)
 
 
 async def learn(target: Target, prompts: Sequence[str], *, max_tokens: int) -> dict[str, str]:
