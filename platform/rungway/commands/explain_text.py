@@ -154,9 +154,20 @@ def _measured(row: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _audit(entries: Sequence[Any]) -> None:
+    """What the log says of this request in a line each; the whole entries are in `--json` and `rungway audit`."""
     rows = []
     for entry in entries:
         if isinstance(entry, dict):
-            rows.append([entry.get("seq"), _ns(entry.get("wall_ns")), entry.get("kind"), _short(entry.get("detail"))])
+            what = _gist(entry.get("detail"))
+            digest = str(entry.get("hash") or "")[:12]
+            rows.append([entry.get("seq"), _ns(entry.get("wall_ns")), entry.get("kind"), what, digest])
     if rows:
-        show("", table("Audit", ["seq", "time", "kind", "detail"], rows))
+        show("", table("Audit", ["seq", "time", "kind", "what", "hash"], rows))
+
+
+def _gist(detail: Any) -> str:
+    if not isinstance(detail, dict):
+        return _short(detail)
+    if detail.get("degraded"):
+        return f"{', '.join(map(str, detail['degraded']))} because of {detail.get('cause')}"
+    return str(detail.get("code") or _short(detail))
