@@ -159,6 +159,7 @@ def requote(cell: Cell, flight: Flight, now: Now, least_rung: int = 0) -> None:
         cell.quality,
         predicted,
         tenant_tiers=cell.tiers_of(state.contract),
+        allowed=cell.rungs_of(state.contract),
         waited_ms=(now.mono_ns - flight.submitted_ns) / NS_PER_MS,
     )
 

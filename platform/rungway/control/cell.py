@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,6 +16,7 @@ from rungway.control.flight import Flight
 from rungway.control.pool import Pool
 from rungway.control.tenant_state import TenantState
 from rungway.messages import ReplicaInfo
+from rungway.policies.offers import permitted
 from rungway.policies.quality import QualityModel
 from rungway.policies.reserve import OutputPredictor
 from rungway.types import AttemptEnd, AuditEntry, Finish, Offer, OfferKind
@@ -22,8 +24,7 @@ from rungway.types import AttemptEnd, AuditEntry, Finish, Offer, OfferKind
 FREE = Price(input=0, cached_input=0, output=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Now:
+class Now(NamedTuple):
     """The time of one turn: monotonic for durations, wall for calendars and rows."""
 
     mono_ns: int
@@ -50,7 +51,8 @@ class Stray:
 
 class Cell:
     """`settled` remembers the last requests whose row is written: request id -> delivered tokens per attempt.
-    `session_secret` goes to gateways with the directory; empty = nobody can sign in to the dashboard."""
+    `reserving`: tenants with a share of the pools that is kept free for them. `session_secret` goes to gateways with the
+    directory; empty = nobody can sign in to the dashboard."""
 
     def __init__(self, platform: Platform, quality: QualityModel, now: Now) -> None:
         self.platform = platform
@@ -77,6 +79,7 @@ class Cell:
         self.platform = platform
         self.version += 1
         self._tiers: dict[str, frozenset[str]] = {}
+        self._allowed: dict[str, dict[str, int]] = {}
         for contract in platform.tenants:
             state = self.tenants.get(contract.name)
             if state is None:
@@ -95,6 +98,7 @@ class Cell:
                 self.pools[tier.name] = Pool(tier, platform.controller)
             for contract in platform.tenants:
                 self.pools[tier.name].queue.set_weight(contract.name, contract.weight)
+        self.reserving = [state for state in self.tenants.values() if state.contract.isolation.reserved_share > 0]
 
     def tiers_of(self, contract: Tenant) -> frozenset[str]:
         """Tiers that a tenant may be served by: those that its models, aliases resolved, lead to."""
@@ -104,6 +108,13 @@ class Cell:
             tiers = frozenset(tier for model in contract.models for tier in aliases.get(model, (model,)))
             self._tiers[contract.name] = tiers
         return tiers
+
+    def rungs_of(self, contract: Tenant) -> dict[str, int]:
+        """Rungs that may touch a tenant (`offers.permitted`)."""
+        allowed = self._allowed.get(contract.name)
+        if allowed is None:
+            allowed = self._allowed[contract.name] = permitted(contract, self.platform.ladder)
+        return allowed
 
     def price_of(self, offer: Offer) -> Price:
         """The served tier's price; a cached answer or a template costs nothing."""

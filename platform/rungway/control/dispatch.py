@@ -20,12 +20,9 @@ from rungway.types import Grant, Offer, Rejected
 
 def dispatch(cell: Cell, now: Now) -> None:
     """Grant as long as some pool has both room and an eligible request."""
-    if not any(pool.queue.depth() for pool in cell.pools.values()):
-        return
-    active = [state for state in cell.tenants.values() if state.active(now.mono_ns)]
     for pool in cell.pools.values():
         while pool.queue.depth() and pool.has_room():
-            judge = _Judge(active, pool, now)
+            judge = _Judge(cell, pool, now)
             entry = pool.queue.select(judge)
             if entry is None:
                 break
@@ -38,8 +35,8 @@ def dispatch(cell: Cell, now: Now) -> None:
 class _Judge:
     """One selection: may this entry go now? Keeps the replica it found for the entry it said TAKE to."""
 
-    def __init__(self, active: list[TenantState], pool: Pool, now: Now) -> None:
-        self.active = active
+    def __init__(self, cell: Cell, pool: Pool, now: Now) -> None:
+        self.cell = cell
         self.pool = pool
         self.now = now
         self.view: ReplicaView | None = None
@@ -64,7 +61,10 @@ class _Judge:
         """
         state, pool = flight.state, self.pool.name
         running = state.pool_running.get(pool, 0)
-        if not running or not any(other is not state for other in self.active):
+        if not running:
+            return True
+        self.pool.crowd.look(self.cell.tenants.values(), self.now.mono_ns)
+        if self.pool.crowd.count < 2:
             return True
         share = state.contract.isolation.in_flight_share_max
         slots = self.pool.in_flight()[1]
@@ -77,13 +77,12 @@ class _Judge:
     def _reserves_allow(self, state: TenantState, mine: int, need: int, capacity: int) -> bool:
         if mine <= state.contract.isolation.reserved_share * capacity:
             return True
-        used = reserved = 0
-        for other in self.active:
-            held = other.pool_tokens.get(self.pool.name, 0)
-            used += held
-            if other is not state:
+        reserved = 0
+        for other in self.cell.reserving:
+            if other is not state and other.active(self.now.mono_ns):
+                held = other.pool_tokens.get(self.pool.name, 0)
                 reserved += max(0, int(other.contract.isolation.reserved_share * capacity) - held)
-        return used + need <= capacity - reserved
+        return self.pool.held_tokens + need <= capacity - reserved
 
 
 def _sequences(offer: Offer) -> int:

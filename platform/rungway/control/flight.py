@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -127,8 +127,7 @@ class Flight:
         return client_done and not self.open_attempts()
 
 
-@dataclass(frozen=True, slots=True)
-class Bill:
+class Bill(NamedTuple):
     """Tokens that the tenant pays for, and engine output nobody pays for (tries that failed on our side)."""
 
     prompt_tokens: int

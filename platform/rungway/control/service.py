@@ -47,6 +47,8 @@ T = TypeVar("T")
 
 QUERY_THREADS = 2
 QUERIES_WAITING_MAX = 256
+WRITTEN_S = 0.25
+"""How long a query waits for rows that are on their way to the ledger."""
 
 
 def _now() -> Now:
@@ -67,6 +69,8 @@ class ControllerService:
         self.reader: LedgerReader
         self.writer: LedgerWriter
         self._held: deque[tuple[int, list[tuple[str, Message]]]] = deque()
+        self._durable = 0  # highest ticket known to be committed
+        self._readers: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._queries = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._tick: asyncio.Task[None] | None = None
@@ -175,6 +179,11 @@ class ControllerService:
             self._loop.call_soon_threadsafe(self._release, ticket)
 
     def _release(self, ticket: int) -> None:
+        self._durable = ticket
+        while self._readers and self._readers[0][0] <= ticket:
+            reader = self._readers.popleft()[1]
+            if not reader.done():
+                reader.set_result(None)
         while self._held and self._held[0][0] <= ticket:
             for peer, message in self._held.popleft()[1]:
                 self._send(peer, message)
@@ -192,11 +201,21 @@ class ControllerService:
 
     async def _answer(self, peer: str, query: Query) -> None:
         try:
+            await self._written()
             answer: Answer = await queries.answer(self, query)
         finally:
             self._queries -= 1
         self.core.cell.effects.held.append((peer, answer))  # a command is answered once its audit row is there
         self._flush()
+
+    async def _written(self) -> None:
+        """Let the ledger catch up with what was settled by now: who asks right after an answer finds it there."""
+        ticket = self.writer.hurry()
+        if ticket > self._durable:
+            reader: asyncio.Future[None] = self._loop.create_future()
+            self._readers.append((ticket, reader))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(reader, WRITTEN_S)
 
     async def in_thread(self, call: Callable[[], T]) -> T:
         """Run a ledger read off the loop."""

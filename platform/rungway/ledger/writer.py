@@ -11,7 +11,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -26,9 +26,9 @@ from rungway.ledger.schema import audit as audit_table
 from rungway.types import AttemptEnd, AuditEntry, LedgerRow
 
 BATCH_ITEMS_MAX = 2000
-# After the first item of a batch, wait for more: a commit costs as much as a dozen rows. Of rows only acknowledgements
-# wait; an audit entry may hold back an answer, so it ends the long wait.
-GATHER_S = 0.01
+# After the first item of a batch, wait for more: a commit costs as much as a dozen rows. For rows only acknowledgements
+# wait; an audit entry may hold back an answer, so it ends the long wait, as `hurry` does.
+GATHER_S = 0.02
 GATHER_AUDIT_S = 0.001
 RETRY_S_MIN = 0.01
 RETRY_S_MAX = 1.0
@@ -103,6 +103,14 @@ class LedgerWriter:
                 self._wake.notify()
             return self._ticket
 
+    def hurry(self) -> int:
+        """Commit soon what waits. Returns the newest ticket, 0 where there is none yet."""
+        with self._wake:
+            if self._queue and not self._urgent:
+                self._urgent = True
+                self._wake.notify()
+            return self._ticket
+
     @property
     def waiting(self) -> int:
         """Rows not yet durable."""
@@ -174,6 +182,8 @@ class LedgerWriter:
         failed commit may have gone through after all."""
         with self._engine.begin() as connection:
             head = self._head
+            if batch.waste and not batch.mark:
+                batch.mark = uuid.uuid4().hex
             if batch.waste and not first and _mark(connection) == batch.mark:
                 batch.waste = []
             if batch.entries:
@@ -196,14 +206,15 @@ class LedgerWriter:
 
 @dataclass
 class _Batch:
-    """What one transaction writes. `tried` is the chain's head if the last try went through."""
+    """What one transaction writes. `tried` is the chain's head if the last try went through; `mark` names the batch where
+    it adds waste."""
 
     rows: list[tuple[Any, ...]]
     entries: list[AuditEntry]
     ends: list[tuple[Any, ...]]
     waste: list[tuple[int, str]]
     tried: chain.Head | None = None
-    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    mark: str = ""
 
     def clean(self) -> None:
         """Make values storable that a database refuses; a row with a mark in it is better than none."""

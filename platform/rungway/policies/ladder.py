@@ -177,7 +177,7 @@ def rung_index(spec: LadderSpec, name: str) -> int:
 
 def effective_rung(rung: int, tenant: Tenant, spec: LadderSpec) -> int:
     """`rung`, but never deeper than the tenant's floor."""
-    return min(rung, rung_index(spec, tenant.ladder.floor))
+    return min(rung, rung_index(spec, tenant.ladder.floor)) if rung else 0
 
 
 def diagram() -> str:

@@ -10,7 +10,7 @@ high-risk Ask: both are checked on the finished offer, whatever led to it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rungway.contracts import NUSD_PER_USD, LadderSpec, Tenant
 from rungway.policies.ladder import RungName, rung_index
@@ -23,8 +23,7 @@ __all__ = ["Quote", "TierView", "Why", "permitted", "quote"]
 _SIDE_EFFECTS = frozenset((Action.IDEMPOTENT_WRITE, Action.NON_IDEMPOTENT_WRITE))
 
 
-@dataclass(frozen=True, slots=True)
-class Quote:
+class Quote(NamedTuple):
     """`offers`: permitted ones, best first. `best`: see the module's text; None when no tier of the contract could serve
     this Ask even on an idle platform (then only a cached answer that was asked for is offered)."""
 
@@ -50,13 +49,15 @@ def quote(
     predicted_output: Mapping[str, int],
     *,
     tenant_tiers: frozenset[str] | None = None,
+    allowed: dict[str, int] | None = None,
     waited_ms: float = 0.0,
 ) -> Quote:
     """All offers for `ask` now.
 
     `rungs`: rung in force for this Ask per tier (absent = 0). `predicted_output`: expected output tokens of one sequence
     per tier (absent = the bound). `tenant_tiers`: tiers that the tenant may use at all, for serving an Ask for a larger
-    model by a smaller tier; None = the tier names in `tenant.models`. `waited_ms`: how much of `ask.deadline_ms` is spent; it
+    model by a smaller tier; None = the tier names in `tenant.models`. `allowed`: `permitted(tenant, ladder)` where the
+    caller has it at hand. `waited_ms`: how much of `ask.deadline_ms` is spent; it
     counts against offers but not against `best`, so that a tier lost to waiting is still a downgrade.
     """
     high = ask.risk is Risk.HIGH
@@ -70,7 +71,7 @@ def quote(
         risk_rank=_risk_rank(tenant, tiers) if high else 0,
         context_limit=ladder.context_limit_tokens,
         predicted=predicted_output,
-        allowed={} if high else permitted(tenant, ladder),
+        allowed={} if high else permitted(tenant, ladder) if allowed is None else allowed,
         waited_ms=waited_ms,
     )
     idle = [(view, idle_offer(view, terms)) for view in tiers if view.tier.name in ask.tiers]

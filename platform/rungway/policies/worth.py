@@ -10,8 +10,8 @@ it; and an idle tier is taken to decode at the speed that it shows now.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from rungway.contracts import NUSD_PER_USD, Tier, Version
 from rungway.policies.ladder import RungName
@@ -43,8 +43,7 @@ class Why(StrEnum):
     DEFERRED = "deferred"
 
 
-@dataclass(frozen=True, slots=True)
-class TierView:
+class TierView(NamedTuple):
     """One version of a tier as the controller sees it now.
 
     `saturation`: 1.0 = as much in flight as the pool takes, more when work waits. `decode_ms_per_token`: per sequence,
@@ -61,8 +60,7 @@ class TierView:
     up: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """What every offer of one Ask is judged by. `allowed`: rung name -> index, of the rungs that may touch this Ask."""
 
     ask: Ask
