@@ -55,7 +55,7 @@ def reoffer(cell: Cell, pool: Pool, now: Now) -> None:
 def _signals(cell: Cell, pool: Pool, now: Now) -> dict[Scope, PoolSignals]:
     """Per scope: the longest wait against its own TTFT target. What the whole pool suffers from (KV, slots) is put on
     the tenants over their share while there are any, else on everybody who waits."""
-    over = over_share(pool.name, cell.tenants.values(), now.mono_ns)
+    over = over_share(pool, cell.tenants.values(), now.mono_ns)
     worst: dict[Scope, tuple[float, float, float]] = {}
     for entry in pool.queue.entries():
         flight = entry.payload

@@ -8,7 +8,7 @@ own requests suffer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from rungway.clock import NS_PER_S
 from rungway.contracts import CLASS_ORDER, ControllerSpec, LadderSpec, TenantClass, Tier, Version
@@ -258,7 +258,8 @@ class Pool:
 
 
 def is_over(pool: Pool, state: TenantState, states: Iterable[TenantState], now_ns: int) -> bool:
-    """Whether `over_share` has this tenant, by sums that are kept rather than made: it is asked for every request."""
+    """Whether a tenant holds and wants more of the pool than its weight among the active ones. A lone tenant is never
+    over: there is nobody whose share it takes. By sums that are kept, since it is asked for every request."""
     crowd, total = pool.crowd, pool.held_tokens + pool.queued_tokens
     crowd.look(states, now_ns)
     if crowd.count < 2 or not total:
@@ -271,20 +272,10 @@ def _learn(old: float, measured: float, default: float) -> float:
     return measured if old == default else old + LEARNING_RATE * (measured - old)
 
 
-def over_share(pool: str, states: Iterable[TenantState], now_ns: int) -> frozenset[str]:
-    """Tenants that hold and want more of the pool than their weight among the active ones. A lone tenant is never
-    over: there is nobody whose share it takes."""
-    active = [state for state in states if state.active(now_ns)]
-    if len(active) < 2:
-        return frozenset()
-    total = sum(state.load_tokens(pool) for state in active)
-    weights = sum(state.contract.weight for state in active)
-    if not total:
-        return frozenset()
+def over_share(pool: Pool, states: Collection[TenantState], now_ns: int) -> frozenset[str]:
+    """The active tenants for which `is_over` holds."""
     return frozenset(
-        state.contract.name
-        for state in active
-        if state.load_tokens(pool) * weights > state.contract.weight * total * OVER
+        state.contract.name for state in states if state.active(now_ns) and is_over(pool, state, states, now_ns)
     )
 
 
