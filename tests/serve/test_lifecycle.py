@@ -186,6 +186,34 @@ def test_an_answer_that_runs_may_end_before_the_server_does(tmp_path: Path) -> N
         assert server.wait() == 0
 
 
+def test_a_signal_to_the_whole_group_ends_in_order(tmp_path: Path) -> None:
+    """What Ctrl-C in a terminal, `timeout` and service managers do: every process of the group is told at once."""
+    server = PlatformProcess(tmp_path / "state", own_group=True)
+    try:
+        server.start()
+        server.signal_group(signal.SIGTERM)
+        assert server.wait() == 0
+        assert server.text().rstrip().endswith("stopped")
+        assert processes.find(server.mark) == []
+        assert not (tmp_path / "state" / "serve.json").exists()
+    finally:
+        server.stop()
+
+
+def test_the_death_of_rays_own_server_ends_everything_and_says_so(tmp_path: Path) -> None:
+    server = PlatformProcess(tmp_path / "state")
+    try:
+        server.start()
+        (head,) = server.members("/gcs_server")
+        processes.kill(head)
+        assert server.wait() == 1
+        assert "Ray ended unexpectedly" in server.text()
+        assert processes.find(server.mark) == []
+        assert not server.ready_file.exists()
+    finally:
+        server.stop()
+
+
 def test_after_kill_9_the_next_start_clears_what_was_left(tmp_path: Path) -> None:
     with running_platform(tmp_path / "state") as server:
         mark, haproxy = server.mark, server.members("/haproxy -db")
@@ -212,7 +240,7 @@ def test_without_haproxy_serves_own_proxy_stands_in_and_says_so(tmp_path: Path) 
     server = PlatformProcess(tmp_path / "state", port=free_port())
     try:
         server.start(env={"RAY_SERVE_ENABLE_HA_PROXY": "0"})
-        assert "no HAProxy here" in server.text()
+        eventually(lambda: "no HAProxy here" in server.text(), "it says so")  # ready.json is there before the text
         assert server.members("/haproxy -db") == []
         assert listeners.beyond_loopback([server.pid, *server.members()]) == []
         assert answers(server)

@@ -33,11 +33,14 @@ def free_port() -> int:
 class PlatformProcess:
     """One `rungway serve`. Its output goes to `output`, beside the state directory."""
 
-    def __init__(self, state_dir: Path, *, config: Path = FAKE_CONFIG, port: int | None = None) -> None:
+    def __init__(
+        self, state_dir: Path, *, config: Path = FAKE_CONFIG, port: int | None = None, own_group: bool = False
+    ) -> None:
         self.state_dir = state_dir
         self.config = config
         self.port = port or free_port()
         self.output = state_dir.with_suffix(".out")
+        self.own_group = own_group
         self.mark = ""
         self.keys: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -76,7 +79,11 @@ class PlatformProcess:
         """Start it and return at once."""
         with self.output.open("wb") as out:
             self._process = subprocess.Popen(
-                self.command(*more), stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **_OFFLINE, **(env or {})}
+                self.command(*more),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **_OFFLINE, **(env or {})},
+                start_new_session=self.own_group,
             )
 
     def run(self, *more: str) -> subprocess.CompletedProcess[str]:
@@ -108,6 +115,10 @@ class PlatformProcess:
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(number)
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """To every process of its group, as a terminal or a service manager does; needs `own_group=True`."""
+        os.killpg(self.pid, number)
 
     def wait(self, limit_s: float = STOP_S) -> int:
         """Its exit code."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +18,7 @@ class Terminal:
     """Prints a run. Everything goes to stdout line by line; errors go to stderr."""
 
     def __init__(self) -> None:
-        # The stream of now: the runner points sys.stdout elsewhere while Ray runs.
-        self._out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._out = Console(highlight=False, soft_wrap=True)
         self._bar: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
 
@@ -64,7 +62,7 @@ class Terminal:
 def _ready_lines(ready: Ready) -> list[str]:
     lines = [
         "",
-        f"Rungway is ready at {ready.url} (started in {ready.started_s:.0f} s)",
+        f"Rungway is ready at {ready.url} (started in {ready.elapsed():.0f} s)",
         f"dashboard  {ready.dashboard}",
     ]
     if ready.fallback_proxy:

@@ -1,13 +1,11 @@
-"""Ray and Serve for one platform on this machine: start, watch, reload, stop. The only caller is `rungway serve`.
+"""Ray and Serve for one platform on this machine: start, watch, reload, stop. It lives in the inner process.
 
-The stop is bounded at every step: Serve is asked, then Ray, then whatever still carries the instance's mark is ended by
-process id. Whether anything is left is looked up, not assumed.
+The stop is bounded at every step: the front door closes, Serve is asked, then Ray.
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -123,25 +121,21 @@ class Cluster:
         except Exception:  # noqa: BLE001  (a controller that cannot be asked has nothing that could be waited for)
             return 0
 
-    def stop(self, drain_s: float) -> list[int]:
-        """Let running answers finish within `drain_s`, stop Serve and Ray, then end by process id what remains.
-
-        Returns the process ids that could not be ended (empty = none).
-        """
+    def stop(self, drain_s: float) -> None:
+        """Let running answers finish within `drain_s`, then stop Serve and Ray. What resists is ended
+        by process id by the outer process."""
         if drain_s > 0:
             drain(self._surroundings.haproxy_dir, self._in_flight, drain_s)
         _bounded(_stop_serve, _SERVE_STOP_S)
         _bounded(_stop_ray, _RAY_STOP_S)
-        left = processes.end(self._surroundings.mark)
-        if not left:
-            shutil.rmtree(self._surroundings.run_dir, ignore_errors=True)
-        return left
 
 
 def _stop_serve() -> None:
+    import ray
     from ray import serve
 
-    serve.shutdown()
+    if ray.is_initialized():  # asked without one, Serve would start a Ray of its own to stop
+        serve.shutdown()
 
 
 def _stop_ray() -> None:

@@ -76,6 +76,12 @@ def make_run_directory(path: Path) -> None:
     path.mkdir(mode=0o700, exist_ok=True)
 
 
+def base_url(platform: Platform) -> str:
+    """Where this machine reaches the platform over HTTP."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(platform.host, platform.host)
+    return f"http://[{host}]:{platform.port}" if ":" in host else f"http://{host}:{platform.port}"
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     """A TCP port that is free on `host` now."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:

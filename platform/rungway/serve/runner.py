@@ -1,35 +1,37 @@
 """One run of `rungway serve`, from the parsed configuration to the last process gone.
 
-The order matters: claim the state directory (which also clears what a killed run left), look at the port, fetch
-models, make keys, then start; nothing of ours runs before the checks that end in exit code 2 have passed.
+This is the outer process: it holds the claim on the state directory, hears the signals, talks to the person, and clears
+up. Ray runs in an inner process (`inside`). The order matters: claim the state directory (which also clears what a
+killed run left), look at the port, fetch models, make keys, then start; nothing of ours runs before the checks that end
+in exit code 2 have passed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import shutil
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from pathlib import Path
 
-import httpx
 import msgspec
 
 from rungway.contracts import FakeSpec, Platform, Tier
-from rungway.serve.cluster import Cluster
+from rungway.serve import processes
 from rungway.serve.deadline import Deadline
-from rungway.serve.environment import StartError, make_run_directory, prepare, run_directory
+from rungway.serve.environment import StartError, base_url, make_run_directory, prepare, run_directory
+from rungway.serve.inner import Ended, Inner
+from rungway.serve.inside import Command, Job, Kind
 from rungway.serve.instance import Instance, check_port
 from rungway.serve.models import fetch_all
 from rungway.settings import load_platform
 from rungway.settings.keys import make_demo_keys
 
-_LOOK_S = 0.25
-_PROBE_S = 2.0
-_WATCH_S = 1.0
+_LOOK_S = 0.2
+_STOP_S = 60.0
+"""How long Serve and Ray may take to stop after the drain, before what is left is ended by process id."""
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -39,13 +41,14 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Ready:
-    """What a person needs to use the running platform. `keys` are texts by name, of keys made in this run only."""
+    """What a person needs to use the running platform. `keys` are texts by name, of keys made in this run only;
+    `elapsed` tells the seconds since the start."""
 
     url: str
     keys: dict[str, str]
     fallback_proxy: bool
-    started_s: float
     model: str
+    elapsed: Callable[[], float]
 
     @property
     def dashboard(self) -> str:
@@ -54,9 +57,8 @@ class Ready:
 
 @dataclass(frozen=True)
 class Reports:
-    """How a run tells the person who started it: what is awaited and for how long already (s), what
-    is fetched (step and source, done, total), that it is ready,
-    and which mistakes a reload found (none = the new
+    """How a run tells the person who started it: what is awaited and for how long already (s), what is fetched (step and
+    source, done, total), that it is ready, and which mistakes a reload found (none = the new
     configuration is in force)."""
 
     waiting: Callable[[str, float], None]
@@ -67,7 +69,7 @@ class Reports:
 
 @dataclass
 class Runner:
-    """`run` blocks until a signal ends the platform. `ready_timeout_s` bounds the start,
+    """`run` blocks until a signal ends the platform; a second one ends it without patience. `ready_timeout_s` bounds the start,
     `drain_s` how long answers that run may go on once the end is asked for (a failed start drains nothing)."""
 
     config_path: Path
@@ -91,8 +93,7 @@ class Runner:
             self._listen_to_signals()
             self._fetch_models(platform)
             keys = make_demo_keys(platform, Path(platform.state_dir))
-            with _ray_remarks_to(instance.state_dir / "ray.log"):
-                self._serve(self._load() if keys else platform, instance, keys, start)
+            self._serve(self._load() if keys else platform, instance, keys, start)
         except Stopped:
             return
         finally:
@@ -120,72 +121,63 @@ class Runner:
             raise Stopped
 
     def _serve(self, platform: Platform, instance: Instance, keys: dict[str, str], start: Deadline) -> None:
+        """Run the platform in its own process until the end; whatever happens there, clear up here."""
         run_dir = run_directory(instance.state_dir)
         make_run_directory(run_dir)
+        # Python's own helper of spawned processes ends with us; started later it would carry the mark and be ended.
+        resource_tracker.ensure_running()
         surroundings = prepare(platform, run_dir)
         instance.record(surroundings.mark, run_dir)
-        cluster = Cluster(platform, self.config_path, surroundings)
-        clean = False
+        url = base_url(platform)
+        ready = Ready(url, keys, surroundings.haproxy is None, _first_model(platform), lambda: start.elapsed_s)
+        log = instance.state_dir / "ray.log"
+        job = Job(platform, self.config_path, surroundings, self.ready_timeout_s, self.drain_s, log)
+        inner = Inner(job)
         try:
-            self.reports.waiting("Ray", 0.0)
-            cluster.start()
-            self._listen_to_signals()  # Ray put its own handlers in place
-            url = _url(platform)
-            self._await_ready(cluster, url, start)
-            cluster.check_listeners()
-            ready = Ready(url, keys, surroundings.haproxy is None, start.elapsed_s, _first_model(platform))
-            instance.announce(ready.url, ready.dashboard, keys)
-            self.reports.ready(ready)
-            self._watch(cluster)
-            clean = True
-        except Stopped:
-            clean = True
+            self._follow(inner, instance, ready)
+        except StartError:
+            _keep_logs(surroundings.ray_dir, instance.state_dir / "logs")
+            raise
         finally:
             instance.unready()
-            if not clean:
-                _keep_logs(surroundings.ray_dir, instance.state_dir / "logs")
-            left = cluster.stop(self.drain_s if clean else 0.0)
+            inner.end()
+            left = processes.end(surroundings.mark)
+            shutil.rmtree(run_dir, ignore_errors=True)
         if left:
             raise StartError(f"these processes could not be ended: {left}", code=1)
 
-    def _await_ready(self, cluster: Cluster, url: str, start: Deadline) -> None:
-        """Wait until /readyz answers 200, saying what is awaited whenever that changes."""
-        deadline = Deadline(self.ready_timeout_s)
-        said = ""
-        while True:
-            if self._stop_wanted():
-                raise Stopped
-            if not cluster.running():
-                raise StartError("Ray ended while the platform was starting", code=1)
-            awaited = cluster.awaited() or _not_ready(url)
-            if not awaited:
+    def _follow(self, inner: Inner, instance: Instance, ready: Ready) -> None:
+        """Pass signals in and reports out until the inner process has ended. Raises StartError when it failed."""
+        stopping: Deadline | None = None
+        while (report := inner.next_report(_LOOK_S)) is not Ended.YES:
+            if report is not None:
+                self._tell(report, instance, ready)
+            while not self._signals.empty():
+                received = self._signals.get()
+                if received not in _STOPPING:
+                    inner.command(Command.RELOAD)
+                elif stopping is None:
+                    stopping = Deadline(self.drain_s + _STOP_S)
+                    instance.unready()
+                    inner.command(Command.STOP)
+                else:
+                    return  # asked twice: no more patience
+            if stopping is not None and stopping.passed:
                 return
-            if deadline.passed:
-                raise StartError(f"not ready after {self.ready_timeout_s:.0f} s, still waiting for {awaited}", code=1)
-            if awaited != said:
-                self.reports.waiting(awaited, start.elapsed_s)
-                said = awaited
-            time.sleep(_LOOK_S)
+        if stopping is None:
+            raise StartError("Ray ended unexpectedly", code=1)
 
-    def _watch(self, cluster: Cluster) -> None:
-        """Serve until a stop signal comes; reload on SIGHUP; fail when Ray's own servers end."""
-        while True:
-            try:
-                received = self._signals.get(timeout=_WATCH_S)
-            except queue.Empty:
-                if not cluster.running():
-                    raise StartError("Ray ended unexpectedly", code=1) from None
-                continue
-            if received in _STOPPING:
-                return
-            self.reports.reloaded(cluster.reload())
-
-
-@contextlib.contextmanager
-def _ray_remarks_to(path: Path) -> Iterator[None]:
-    """What Ray prints into this process about dead workers and retried tasks goes to a file, not to the terminal."""
-    with path.open("w", buffering=1) as log, contextlib.redirect_stderr(log), contextlib.redirect_stdout(log):
-        yield
+    def _tell(self, report: tuple[Kind, list[str]], instance: Instance, ready: Ready) -> None:
+        kind, lines = report
+        if kind is Kind.FAILED:
+            raise StartError(lines[0], code=1)
+        if kind is Kind.WAITING:
+            self.reports.waiting(lines[0], ready.elapsed())
+        elif kind is Kind.READY:
+            instance.announce(ready.url, ready.dashboard, ready.keys)
+            self.reports.ready(ready)
+        else:
+            self.reports.reloaded(lines)
 
 
 def with_fake_engines(platform: Platform) -> Platform:
@@ -201,24 +193,10 @@ def with_fake_engines(platform: Platform) -> Platform:
     return msgspec.structs.replace(platform, tiers=tuple(faked(tier) for tier in platform.tiers))
 
 
-def _url(platform: Platform) -> str:
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(platform.host, platform.host)
-    return f"http://[{host}]:{platform.port}" if ":" in host.strip("[]") else f"http://{host}:{platform.port}"
-
-
 def _first_model(platform: Platform) -> str:
     """A name for the example request: the first alias, else the first tier."""
     names = [alias.name for alias in platform.models] + [tier.name for tier in platform.tiers]
     return "auto" if "auto" in names else names[0]
-
-
-def _not_ready(url: str) -> str:
-    """Empty when /readyz says 200; else what it says is missing."""
-    try:
-        answer = httpx.get(f"{url}/readyz", timeout=_PROBE_S)
-    except httpx.HTTPError:
-        return "the HTTP port"
-    return "" if answer.status_code == 200 else "the gateway to be ready"
 
 
 def _keep_logs(ray_dir: Path, target: Path) -> None:
