@@ -14,8 +14,10 @@ import pytest
 from control.harness import World, platform, tenant
 from rungway.channel import Client
 from rungway.contracts import Budget, Platform, Quotas
+from rungway.control import service
 from rungway.control.service import ControllerService
 from rungway.engine.protocol import EngineStats
+from rungway.ledger import writer
 from rungway.messages import (
     Answer,
     AttemptAck,
@@ -235,6 +237,17 @@ async def test_a_tenant_sees_only_itself(cellar: Cellar) -> None:
         assert (await cellar.query(name, who="acme", admin=False))[0] == 403
     _, live = await cellar.query("live", who="beta", admin=False)
     assert set(live["tenants"]) == {"beta"}
+
+
+async def test_a_query_finds_what_was_settled_before_it(cellar: Cellar, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(1, 4):
+        await cellar.serve(number)
+    monkeypatch.setattr(writer, "GATHER_S", 10 * WAIT_S)  # rows would stay away far longer than the test may last
+    monkeypatch.setattr(service, "WRITTEN_S", WAIT_S)
+    cellar.gateway.client.send(Submit(cellar.ask(4)))
+    await cellar.gateway.wait(Refused)
+    _, usage = await cellar.query("usage", who="acme", admin=False)
+    assert usage["totals"]["requests"] == 4
 
 
 async def test_bad_arguments_are_named(cellar: Cellar) -> None:

@@ -186,6 +186,18 @@ def test_the_first_row_of_a_request_stays(book: Book) -> None:
     assert book.reader.usage(since_ns=0, until_ns=1 << 62)["totals"]["requests"] == 2
 
 
+def test_only_rows_wait_long_for_company(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "GATHER_S", 10 * WAIT_S)
+    first = book.writer.put(rows=[row(1)])
+    assert book.writer.hurry() == first
+    wait(lambda: book.tickets == [first])
+    second = book.writer.put(rows=[row(2)])
+    book.put(audit=[entry(3)])
+    assert second < book.tickets[-1], "a row goes with the audit entry that hurries"
+    assert book.reader.usage(since_ns=0, until_ns=1 << 62)["totals"]["requests"] == 2
+    assert book.writer.hurry() == book.tickets[-1], "nothing waits"
+
+
 def test_tickets_rise_and_each_is_named_or_passed(book: Book) -> None:
     given: list[int] = []
     lock = threading.Lock()
