@@ -21,7 +21,7 @@ ROOTS := platform/rungway replicas/rungway kernels/rungway chaos/rungway
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo test check bench test-gpu clean
+.PHONY: help setup serve demo test check bench sim-nightly test-gpu clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ check: $(STAMP) ## Lint, format, types, layout
 
 bench: $(STAMP) ## Measure beside other gateways (BENCH=gateway|engine|...)
 	@$(BIN)/rungway bench $(BENCH)
+
+sim-nightly: $(STAMP) ## 10,000 simulated worlds with faults (SEEDS=FROM:TO)
+	@$(BIN)/rungway simulate --seeds $(or $(SEEDS),0:10000) --faults all --jobs 2
 
 test-gpu: $(STAMP) ## The tests that need a CUDA device
 	$(BIN)/pytest -m gpu

@@ -30,6 +30,7 @@ COMMANDS: dict[str, str] = {
     "bench": "Measurements with bars: gateway, engine, controller, soak.",
     "demo": "Two tenants, a stream, a refusal, a downgrade and the bills, printed.",
     "drill": "Load and faults with a verdict table: peak-load, or `list`.",
+    "simulate": "The platform on a virtual clock: a trace or a random world, with faults.",
     "top": "Pools, queues and tenants, refreshed each second.",
 }
 

@@ -2,7 +2,8 @@
 
 Between two changes of the batch every running sequence gains one token per step and all steps take equally long, so
 whole runs of steps are one event; a change (a new prompt, a cancel) cuts the run at the end of the step that is under
-way. Prefill is chunked: a step's token budget goes to decoding sequences first, the rest to prompts in order of arrival.
+way. Prefill is chunked: a step's token budget goes to decoding sequences first, the rest to prompts: by band, then to the
+tenant that has had the least of it for its weight (as in the native engine), then in order of arrival.
 A sequence enters the batch when there is a slot and KV room for its final length, so nothing is ever preempted.
 """
 
@@ -27,6 +28,7 @@ class Job:
     output tokens are left to emit. `blocks`: hashes of the prompt's leading 512-token blocks."""
 
     __slots__ = (
+        "arrived",
         "attempt",
         "blocks",
         "cached",
@@ -43,6 +45,7 @@ class Job:
         "state",
         "stop",
         "target",
+        "weight",
     )
 
     def __init__(
@@ -55,6 +58,7 @@ class Job:
         resumed: int = 0,
         priority: int = 0,
         share: str = "",
+        weight: float = 1.0,
         blocks: tuple[int, ...] = (),
     ) -> None:
         self.request_id = request_id
@@ -64,7 +68,9 @@ class Job:
         self.resumed = resumed
         self.priority = priority
         self.share = share
+        self.weight = weight
         self.blocks = blocks
+        self.arrived = 0
         self.cached = 0
         self.left = 0
         self.joined = 0
@@ -119,6 +125,7 @@ class Batch:
         self._prefill_rate = 0.0
         self._step_ns = 0
         self._stopping = False
+        self._spent: dict[str, float] = {}  # prompt tokens computed / weight, per tenant
         self._cache: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._cache_blocks = cache_blocks
 
@@ -184,6 +191,11 @@ class Batch:
             self._finish(job, "cancelled" if job.stop else "length")
             return
         self._serial += 1
+        job.arrived = self._serial
+        active = [self._spent[other.share] for other in self._prefill]
+        if active:  # no credit for idle time
+            self._spent[job.share] = max(self._spent.get(job.share, 0.0), min(active))
+        self._spent.setdefault(job.share, 0.0)
         heappush(self._waiting, (job.priority, self._serial, job))
         if self._run is None:
             self._plan()
@@ -198,6 +210,8 @@ class Batch:
             self._run = None
             return
         self._chunks, budget, chunk_tokens, count = [], max(1, self.step_tokens - n), 0, 1
+        if len(self._prefill) > 1:
+            self._prefill.sort(key=lambda job: (job.priority, self._spent[job.share], job.arrived))
         for job in self._prefill:
             if budget <= 0:
                 break
@@ -246,6 +260,7 @@ class Batch:
             self._end_stopped()
         for job, chunk in self._chunks:
             job.left -= chunk
+            self._spent[job.share] += chunk / job.weight
             if job.left == 0 and job.state == "prefill":
                 self._join(job)
         self._chunks = []

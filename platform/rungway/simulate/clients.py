@@ -16,7 +16,7 @@ from rungway.types import Ask
 UNREACHABLE = "unreachable"
 GATEWAY_DIED = "gateway_died"
 ANSWERED = frozenset({Outcome.COMPLETED, Outcome.LENGTH, Outcome.CACHE_HIT, Outcome.TEMPLATE})
-_NO_RETRY = frozenset({*ANSWERED, Outcome.CLIENT_CANCELLED, Outcome.DEADLINE})
+_NO_RETRY = frozenset({*ANSWERED, Outcome.CLIENT_CANCELLED})
 
 
 @dataclass(slots=True)

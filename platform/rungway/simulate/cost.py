@@ -61,7 +61,6 @@ def roofline(
         token_ms=1e3 * 2.0 * parameters / (tflops * 1e12 * efficiency),
         kv_ms_per_1k=1e6 * kv_bytes_per_token / bandwidth,
         base_ms=base_ms,
-        max_num_batched_tokens=2048,
     )
 
 

@@ -205,6 +205,7 @@ class SimGateway:
             resumed=flight.emitted,
             priority=grant.priority,
             share=flight.ask.tenant,
+            weight=grant.weight,
             blocks=flight.arrival.blocks,
         )
         link = self.links.get(grant.replica_id)

@@ -69,10 +69,17 @@ class Invariants:
             self.fail(f"{ask.request_id} is high risk and was degraded: {grant.offer.degraded}")
         limit = state.contract.quotas.concurrent_requests
         slack = self._places_slack[ask.tenant]
-        if limit is not None and state.running > limit + slack:
+        if grant.offer.kind is not OfferKind.MODEL:
+            return
+        if limit is not None and state.running > limit + slack and self._models(cell, ask.tenant) > limit + slack:
             self.fail(f"{ask.tenant} runs {state.running} requests, its limit is {limit}")
-        if grant.offer.kind is OfferKind.MODEL and not flight.retrying and not slack:
+        if not flight.retrying and not slack:
             self._share(cell, flight)
+
+    def _models(self, cell: Cell, tenant: str) -> int:
+        """Requests that a model runs for; cached answers and templates are over as soon as they are granted."""
+        mine = (f for f in cell.flights.values() if f.running and f.ask.tenant == tenant and f.offer is not None)
+        return sum(f.offer.kind is OfferKind.MODEL for f in mine if f.offer is not None)
 
     def _share(self, cell: Cell, flight: Flight) -> None:
         """Only while somebody else has been active for a while: a lone tenant may take all, and keeps it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -28,6 +29,7 @@ from rungway.contracts import (
     Tier,
     Version,
 )
+from rungway.policies.quality import QualityModel, load_default
 from rungway.simulate.faults import FaultKind, plan
 from rungway.simulate.workload import Arrival, Stream, arrivals
 from rungway.simulate.world import World
@@ -51,6 +53,12 @@ LADDER = LadderSpec(
 )
 SMALL = Price(input=1_000_000, cached_input=200_000, output=2_000_000)
 LARGE = Price(input=10_000_000, cached_input=2_000_000, output=20_000_000)
+
+
+@cache
+def quality() -> QualityModel:
+    """The shipped model, read once: hundreds of worlds use it."""
+    return load_default()
 
 
 def tenant(name: str, **changes: Any) -> Tenant:
@@ -150,7 +158,7 @@ def random_world(seed: int, kinds: dict[FaultKind, float], duration_s: float) ->
         "lost_wait_s": 6.0,
         "in_flight_factor": rng.choice((1.0, 1.1)),
     }
-    world = World(platform(*tenants, **spec), seed=seed, tries_max=rng.choice((1, 3)), backoff_s=0.2)
+    world = World(platform(*tenants, **spec), seed=seed, tries_max=rng.choice((1, 3)), backoff_s=0.2, quality=quality())
     load = rng.choice((0.5, 1.0, 3.0))
     streams = [_stream(each, load * 16.0 / len(tenants), duration_s, rng) for each in tenants]
     wanted = [_spiced(arrival, rng) for arrival in arrivals(streams, rng)]

@@ -1,0 +1,197 @@
+"""`rungway simulate`: the whole platform on a virtual clock and one seed, under a trace or a random workload."""
+
+from __future__ import annotations
+
+import shlex
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rungway.commands.common import DEFAULT_CONFIG, AsJson, emit_json, fail, load, show, table
+
+if TYPE_CHECKING:
+    from rungway.simulate.world import World
+
+RANDOM_S = 10.0
+CHUNK = 25
+CLASS_COLUMNS = ("requests", "shed_ratio", "goodput_per_s", "ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50", "tpot_ms_p99")
+TENANT_COLUMNS = (
+    "class",
+    "requests",
+    "goodput_per_s",
+    "within_slo",
+    "ttft_ms_p50",
+    "ttft_ms_p99",
+    "tpot_ms_p99",
+    "cost_usd",
+)
+
+
+def simulate(
+    trace: Annotated[
+        Path | None, typer.Argument(metavar="[TRACE]", help="A trace file or folder; without one, a random world.")
+    ] = None,
+    config: Annotated[
+        Path, typer.Option("--config", "-c", envvar="RUNGWAY_CONFIG", help="The platform file (with TRACE).")
+    ] = DEFAULT_CONFIG,
+    seed: Annotated[int, typer.Option(help="All randomness comes from it.")] = 0,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="FROM:TO", help="Random worlds of many seeds; prints what broke.")
+    ] = None,
+    faults: Annotated[
+        str,
+        typer.Option(help="`all`, `none`, or KIND[:PER_MINUTE],... (delay cut replica gateway controller clock slow)."),
+    ] = "none",
+    duration: Annotated[
+        float | None, typer.Option(min=0.1, help=f"Seconds to play. Random worlds: {RANDOM_S:g}.")
+    ] = None,
+    start: Annotated[float, typer.Option(min=0, help="Begin at this second of the trace.")] = 0.0,
+    speed: Annotated[float, typer.Option(min=0.001, help="Compress the trace's time by this factor.")] = 1.0,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Replicas per version (default: its minimum).")] = None,
+    cost: Annotated[
+        list[str] | None, typer.Option(metavar="TIER=MODEL", help="Cost model of a tier: a10g-7b, h200-8b, ...")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=16, help="Longest prompt + answer, in place of max_context.")
+    ] = None,
+    like: Annotated[
+        str | None, typer.Option(help="Whose contract tenants get that the configuration does not name.")
+    ] = None,
+    tries: Annotated[int, typer.Option(min=1, max=10, help="Tries per request of a client that is refused.")] = 1,
+    deadlines: Annotated[
+        bool, typer.Option("--deadlines", help="Clients send their contract's targets as deadlines.")
+    ] = False,
+    report_ms: Annotated[float, typer.Option(min=10, help="How often a replica reports.")] = 100.0,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, with --seeds.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Play a trace (Azure 2023, Mooncake, VTC Arena, ServeGen, ShareGPT lengths) or a random world, and print the result.
+
+    The controller, its policies and the ladder are the real ones; gateways, replicas and the ledger are played. Exit 1 when
+    an invariant broke; the line printed reproduces it.
+    """
+    from rungway.simulate.faults import parse
+    from rungway.simulate.play import Wish, play_trace
+    from rungway.simulate.scenario import random_world
+    from rungway.simulate.summary import summary
+
+    kinds = parse(faults)
+    if seeds is not None:
+        _many(seeds, faults, duration or RANDOM_S, jobs, as_json)
+        return
+    if trace is None:
+        world = random_world(seed, kinds, duration or RANDOM_S)
+        command = reproducer(seed, faults, duration or RANDOM_S)
+    else:
+        costs = dict(part.partition("=")[::2] for part in cost or [])
+        wish = Wish(seed, speed, start, duration, kinds, costs, replicas, tries, context, like, report_ms, deadlines)
+        world = play_trace(load(config, None), trace, wish)
+        command = _command(trace, config, wish, faults)
+    result = summary(world)
+    result["command"] = command
+    if report is not None:
+        from rungway.simulate.report import html
+
+        report.write_text(html(f"Simulation: {trace or f'seed {seed}'}", command, result, world.sampler.samples))
+    if as_json:
+        emit_json(result)
+    else:
+        _print(result, world)
+    if result["violations"]:
+        raise fail(f"an invariant broke; reproduce: {command}")
+
+
+def reproducer(seed: int, faults: str, duration_s: float) -> str:
+    """The line that plays a random world again."""
+    return f"rungway simulate --seed {seed} --faults {faults} --duration {duration_s:g}"
+
+
+def _command(trace: Path, config: Path, wish: Any, faults: str) -> str:
+    words = ["rungway", "simulate", str(trace), "--config", str(config), "--seed", str(wish.seed)]
+    for name, value, default in (
+        ("--faults", faults, "none"),
+        ("--speed", wish.speed, 1.0),
+        ("--start", wish.start_s, 0.0),
+        ("--duration", wish.duration_s, None),
+        ("--replicas", wish.replicas, None),
+        ("--context", wish.context, None),
+        ("--like", wish.like, None),
+        ("--tries", wish.tries_max, 1),
+        ("--report-ms", wish.report_ms, 100.0),
+    ):
+        if value != default:
+            words += [name, f"{value:g}" if isinstance(value, float) else str(value)]
+    for tier, name in wish.costs.items():
+        words += ["--cost", f"{tier}={name}"]
+    return shlex.join([*words, "--deadlines"] if wish.deadline else words)
+
+
+# -- many seeds -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Broken:
+    seed: int
+    command: str
+    violations: list[str]
+
+
+def _many(span: str, faults: str, duration_s: float, jobs: int, as_json: bool) -> None:
+    first, colon, last = span.partition(":")
+    if not colon or not first.isdigit() or not last.isdigit() or int(first) >= int(last):
+        raise fail(f"--seeds takes FROM:TO, not {span!r}", 2)
+    chunks = [
+        (begin, min(begin + CHUNK, int(last)), faults, duration_s) for begin in range(int(first), int(last), CHUNK)
+    ]
+    broken: list[_Broken] = []
+    if jobs == 1:
+        for chunk in chunks:
+            broken += _chunk(chunk)
+    else:
+        with ProcessPoolExecutor(jobs) as pool:
+            for found in pool.map(_chunk, chunks):
+                broken += found
+    if as_json:
+        emit_json({"seeds": span, "broken": [{"command": b.command, "violations": b.violations} for b in broken]})
+    else:
+        for each in broken:
+            show(f"{each.command}\n    {each.violations[0]}")
+        show(f"{len(broken)} of {int(last) - int(first)} seeds broke an invariant")
+    if broken:
+        raise typer.Exit(1)
+
+
+def _chunk(chunk: tuple[int, int, str, float]) -> list[_Broken]:
+    from rungway.simulate.faults import parse
+    from rungway.simulate.scenario import random_world
+
+    begin, end, faults, duration_s = chunk
+    broken = []
+    for seed in range(begin, end):
+        found = random_world(seed, parse(faults), duration_s).watch.broken
+        if found:
+            broken.append(_Broken(seed, reproducer(seed, faults, duration_s), found))
+    return broken
+
+
+# -- output ---------------------------------------------------------------------------------------------------------
+
+
+def _print(result: dict[str, Any], world: World) -> None:
+    totals = [
+        [name, value] for name, value in result.items() if not isinstance(value, dict | list) and name != "command"
+    ]
+    totals += [[f"fairness {name}", value] for name, value in result["fairness"].items()]
+    totals += [[f"outcome {name}", value] for name, value in result["outcomes"].items()]
+    totals += [[f"code {name}", value] for name, value in result["codes"].items()]
+    show(table("totals", ["", "value"], totals))
+    for title, first, columns in (("classes", "class", CLASS_COLUMNS), ("tenants", "tenant", TENANT_COLUMNS)):
+        shown = [[name, *(row[column] for column in columns)] for name, row in result[title].items()]
+        show(table(title, [first, *columns], shown))
+    show(f"{world.loop.turns:,} events, {result['checks']:,} checks; reproduce: {result['command']}")
+    for violation in result["violations"]:
+        show(f"BROKEN {violation}")
