@@ -16,7 +16,7 @@ from rungway.control.cell import FREE, Cell, Now
 from rungway.control.dispatch import dispatch, grant_unqueued
 from rungway.control.flight import Flight, ledger_row
 from rungway.control.line import dequeue, enqueue, give_back, hold, tokens_needed
-from rungway.control.pool import is_over, thresholds
+from rungway.control.pool import Pool, is_over, thresholds
 from rungway.control.refuse import refuse, refuse_again, refuse_retry
 from rungway.control.tenant_state import TenantState
 from rungway.messages import Refused, Retry
@@ -134,34 +134,43 @@ def requote(cell: Cell, flight: Flight, now: Now, least_rung: int = 0) -> None:
     """Ask the offer policy what can be given now, under the rungs in force for this tenant. `least_rung` forces at
     least that rung on every tier (a budget that asks to degrade)."""
     ask, state = flight.ask, flight.state
-    ladder = cell.platform.ladder
+    flight.rungs = {name: _rung_in_force(cell, flight, pool, now, least_rung) for name, pool in cell.pools.items()}
     key = crc32((ask.session or ask.request_id).encode())
-    views, rungs, predicted = [], {}, {}
+    # A tier that was not asked for is looked at only where a rung may open it.
+    everywhere = any(flight.rungs.get(name) for name in ask.tiers)
+    views, predicted = [], {}
     for name, pool in cell.pools.items():
-        over = bool(pool.queue.depth()) and is_over(pool, state, cell.tenants.values(), now.mono_ns)
-        scope = (ask.tenant_class, "over" if over else "within")
-        rungs[name] = effective_rung(max(pool.scopes[scope].in_force, least_rung), state.contract, ladder)
-        value, signal = pool.pressures.get(scope, (0.0, "none"))
-        # A rung that is held by hand is not the signal's doing.
-        flight.pressure[name] = (value, signal if pool.scopes[scope].override is None else "override")
         version = pool.pick_version(key)
+        if not everywhere and name not in ask.tiers:
+            views.append(pool.idle_view(version))
+            continue
         # Whoever waits already is no longer asked how long: those behind it would count against it.
         wait_s = pool.expected_wait_s(state, flight.band, now.mono_ns) if flight.entry is None else 0.0
         views.append(pool.tier_view(version, wait_s))
         predicted[name] = cell.predictor.predict(ask.tenant, name, ask.output_bound, version.default_max_tokens)
-    flight.rungs = rungs
     flight.quote = quote(
         ask,
         state.contract,
         views,
-        rungs,
-        ladder,
+        flight.rungs,
+        cell.platform.ladder,
         cell.quality,
         predicted,
         tenant_tiers=cell.tiers_of(state.contract),
         allowed=cell.rungs_of(state.contract),
         waited_ms=(now.mono_ns - flight.submitted_ns) / NS_PER_MS,
     )
+
+
+def _rung_in_force(cell: Cell, flight: Flight, pool: Pool, now: Now, least_rung: int) -> int:
+    """The rung of this pool for this tenant; notes the pressure behind it for the explanation."""
+    state = flight.state
+    over = bool(pool.queue.depth()) and is_over(pool, state, cell.tenants.values(), now.mono_ns)
+    scope = (flight.ask.tenant_class, "over" if over else "within")
+    value, signal = pool.pressures.get(scope, (0.0, "none"))
+    # A rung that is held by hand is not the signal's doing.
+    flight.pressure[pool.name] = (value, signal if pool.scopes[scope].override is None else "override")
+    return effective_rung(max(pool.scopes[scope].in_force, least_rung), state.contract, cell.platform.ladder)
 
 
 def _take_offer(cell: Cell, flight: Flight, now: Now) -> None:

@@ -244,6 +244,10 @@ class Pool:
         """From dispatch to the last token, at the pace of now."""
         return 1000.0 * prompt_tokens / self.prefill_rate + output_tokens * self.decode_ms
 
+    def idle_view(self, version: Version) -> TierView:
+        """For an Ask that this tier cannot serve: it only counts with its rank."""
+        return TierView(self.tier, version, 0.0, self.prefill_rate, self.decode_ms, 0.0, bool(self.views))
+
     def tier_view(self, version: Version, wait_s: float) -> TierView:
         """`wait_s`: expected for the Ask that looks."""
         return TierView(
