@@ -100,6 +100,8 @@ def _grant_on(cell: Cell, pool: Pool, flight: Flight, view: ReplicaView, now: No
     flight.attempts[number] = attempt
     pool.hold(attempt, flight.state)
     pool.drain.observe(float(flight.held_tokens), now.mono_ns, pool.queue.depth() > 0)
+    waiting = pool.queue.depth(band=flight.band) > 0
+    pool.drains[flight.band].observe(float(flight.held_tokens), now.mono_ns, waiting)
     pool.breakers[view.replica_id].allows(now.mono_ns)
     _grant(cell, flight, view.replica_id, number, now)
 

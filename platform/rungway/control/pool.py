@@ -32,6 +32,9 @@ DEFAULT_PREFILL_TOKENS_PER_S = 20_000.0
 DEFAULT_DECODE_MS_PER_TOKEN = 5.0
 LEARNING_RATE = 0.05
 SLO_SAMPLES = 64
+# Waits scatter about what is expected; a deadline is promised only with this much to spare, or under overload, when
+# everybody is admitted to the limit, half of the answers would come just too late.
+WAIT_MARGIN = 1.25
 # Minimum shares may add up to 1: even then a band that is served at all is served this much.
 SHARE_LEFT_MIN = 0.05
 # A share is exceeded by more than this, or rounding would move tenants from side to side.
@@ -48,6 +51,7 @@ class Pool:
         "crowd",
         "decode_ms",
         "drain",
+        "drains",
         "ever_ready",
         "held_tokens",
         "kv_use",
@@ -77,6 +81,7 @@ class Pool:
         self.stats: dict[str, EngineStats] = {}
         self.breakers: dict[str, Breaker] = {}
         self.drain = DrainRate()
+        self.drains = [DrainRate() for _ in CLASS_ORDER]  # of each band
         self.scopes: dict[Scope, LadderState] = {
             (tenant_class, side): LadderState() for tenant_class in TenantClass for side in SIDES
         }
@@ -237,8 +242,12 @@ class Pool:
         long."""
         mine = state.queued_tokens.get(self.name, 0)
         rivals = self.queue.rival_weight(state.contract.name, band) / state.contract.weight
-        ahead = sum(self.queued_bands[:band]) + min(self.queued_bands[band], mine * (1.0 + rivals))
-        return self.drain.wait_s(ahead / max(SHARE_LEFT_MIN, 1.0 - self.queue.claimed_below(band)), now_ns)
+        ahead = min(self.queued_bands[band], mine * (1.0 + rivals))
+        if self.drains[band].rate(now_ns) is not None:  # what the other classes leave it is in its own rate
+            return WAIT_MARGIN * self.drains[band].wait_s(ahead, now_ns)
+        ahead += sum(self.queued_bands[:band])
+        left = max(SHARE_LEFT_MIN, 1.0 - self.queue.claimed_below(band))
+        return WAIT_MARGIN * self.drain.wait_s(ahead / left, now_ns)
 
     def service_ms(self, prompt_tokens: int, output_tokens: int) -> float:
         """From dispatch to the last token, at the pace of now."""
