@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,18 @@ import torch
 
 from rungway.engine.architecture import Architecture, read_architecture
 from rungway.engine.errors import ModelError
-from rungway.engine.linear import Linear
 from rungway.engine.model import Decoder, Weights
 from rungway.engine.ops import Ops
+from rungway.engine.precision import candidates
 from rungway.engine.runner import TorchRunner
+from rungway.engine.selftest import likeness, probe_ids, read_through
 from rungway.engine.tokenizer import HfTokenizer, Vocabulary
 from rungway.engine.weights import DirectoryWeights, read_config
 
 CPU_KV_BYTES_MAX = 2 << 30
 GPU_KV_SHARE_MAX = 0.8  # of the memory that is free once the weights are loaded
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,38 +53,12 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def pick_dtype(name: str, arch: Architecture, device: torch.device) -> torch.dtype:
-    """`auto`: bfloat16 on a GPU; on CPU the faster of bfloat16 and float32 for a decode step of eight sequences."""
-    if name in _DTYPES:
-        if name == "float16" and device.type == "cpu":
-            raise ModelError("float16 is not supported on CPU (use bfloat16, float32 or auto)")
-        return _DTYPES[name]
-    if name != "auto":
-        raise ModelError(f"dtype {name!r} is none of auto, {', '.join(_DTYPES)}")
-    if device.type != "cpu":
-        return torch.bfloat16
-    return min((torch.bfloat16, torch.float32), key=lambda dtype: _decode_cost_s(arch, dtype))
-
-
-def _decode_cost_s(arch: Architecture, dtype: torch.dtype, tries: int = 5) -> float:
-    """Best time of the biggest projection of a layer; a second copy of the weight keeps it out of the caches."""
-    x = torch.ones(8, arch.hidden, dtype=dtype)
-    rows = min(2 * arch.intermediate, 8192)
-    layers = [Linear(torch.ones(rows, arch.hidden, dtype=dtype)) for _ in range(2)]
-    times = []
-    for _ in range(tries):
-        started = time.perf_counter()
-        for layer in layers:
-            layer(x)
-        times.append(time.perf_counter() - started)
-    return min(times)
-
-
 def directory_parts(path: Path, wish: Sizes, dtype: str, device: torch.device) -> tuple[TorchRunner, Vocabulary, Sizes]:
     """What NativeEngine is made of, for a model directory. Raises ModelError."""
     arch = read_architecture(read_config(path))
     vocabulary = HfTokenizer(path)
-    runner, sizes = _runner(arch, DirectoryWeights(path), wish, dtype, device)
+    model = _model(arch, DirectoryWeights(path), vocabulary, dtype, device)
+    runner, sizes = _runner(model, wish)
     return runner, vocabulary, sizes
 
 
@@ -91,23 +67,47 @@ def module_parts(
 ) -> tuple[TorchRunner, Vocabulary, Sizes]:
     """The same for a transformers model in memory. `ops` None = by device."""
     state: dict[str, torch.Tensor] = module.state_dict()
-    runner, sizes = _runner(read_architecture(module.config.to_dict()), state.__getitem__, wish, dtype, device, ops)
+    arch = read_architecture(module.config.to_dict())
+    model = _model(arch, state.__getitem__, vocabulary, dtype, device, ops)
+    runner, sizes = _runner(model, wish)
     return runner, vocabulary, sizes
 
 
-def _runner(
-    arch: Architecture, weights: Weights, wish: Sizes, dtype: str, device: torch.device, ops: Ops | None = None
-) -> tuple[TorchRunner, Sizes]:
-    with torch.inference_mode():
-        model = Decoder(arch, weights, pick_dtype(dtype, arch, device), device, ops)
-        sizes = _fit(wish, arch, model)
-        runner = TorchRunner(
-            model,
-            rows=sizes.max_num_seqs,
-            blocks=sizes.kv_blocks,
-            block_tokens=sizes.block_tokens,
-            blocks_per_row=-(-sizes.context // sizes.block_tokens),
-        )
+@torch.inference_mode()
+def _model(
+    arch: Architecture,
+    weights: Weights,
+    vocabulary: Vocabulary,
+    dtype: str,
+    device: torch.device,
+    ops: Ops | None = None,
+) -> Decoder:
+    """The model in the fastest numbers that are good enough. One in fewer bits has to agree with the plain one, which is
+    gone from memory before the other is made."""
+    *fewer_bits, last = candidates(dtype, arch, device)
+    if fewer_bits:
+        ids = probe_ids(vocabulary, arch.context)
+        expected = read_through(Decoder(arch, weights, last, device, ops), ids)
+    for kind in fewer_bits:
+        model = Decoder(arch, weights, kind, device, ops)
+        alike = likeness(expected, read_through(model, ids))
+        if alike.good:
+            return model
+        _log.info("%s answers differ too much from %s: %s", kind.name, last.name, alike)
+        del model  # before the next one is made
+    return Decoder(arch, weights, last, device, ops)
+
+
+@torch.inference_mode()
+def _runner(model: Decoder, wish: Sizes) -> tuple[TorchRunner, Sizes]:
+    sizes = _fit(wish, model.arch, model)
+    runner = TorchRunner(
+        model,
+        rows=sizes.max_num_seqs,
+        blocks=sizes.kv_blocks,
+        block_tokens=sizes.block_tokens,
+        blocks_per_row=-(-sizes.context // sizes.block_tokens),
+    )
     return runner, sizes
 
 

@@ -1,15 +1,17 @@
 """Decode speed of the native engine beside `transformers.generate`, in one process and taking turns.
 
 Both get the same prompts, padded to one length for generate, and the same number of new tokens, greedy, with end
-tokens ignored. Machines drift, so only the ratio is meant to be quoted.
+tokens ignored. Generate runs in whichever of bfloat16 and float32 is faster here. Machines drift and are shared, so only
+the ratios are meant to be quoted: medians over rounds of neighbouring runs, by the clock and by processor time.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,6 +25,16 @@ from rungway.engine.tokenizer import HfTokenizer
 _TOPICS = ("the moon", "bread", "rivers", "chess", "the violin", "whales", "glass", "winter")
 
 
+_REFERENCE_DTYPES = ("bfloat16", "float32")
+
+
+class _Spent(NamedTuple):
+    """Seconds by the clock, and of processor time over all threads."""
+
+    wall_s: float
+    cpu_s: float
+
+
 def decode_ratio(
     model_dir: Path,
     batch: int = 8,
@@ -30,46 +42,55 @@ def decode_ratio(
     *,
     rounds: int = 3,
     dtype: str = "auto",
-    reference_dtype: str = "bfloat16",
 ) -> dict[str, Any]:
-    """Tokens per second of both sides, medians of `rounds`: `*_decode_tokens_per_s` without the step that reads the prompt
-    (a run of one token, taken off), `*_total_tokens_per_s` with it. `ratio` is of the decode figures, native / generate.
-    `prompt_tokens` is the padded length. `same_first_tokens` = prompts whose first token agrees, a sign that both ran the same model."""
-    tokenizer = HfTokenizer(model_dir)
-    prompts = [
-        tokenizer.encode(
-            tokenizer.render_chat([{"role": "user", "content": f"Tell me about {_TOPICS[at % 8]}, {at}."}])
-        )
-        for at in range(batch)
-    ]
+    """Both sides' speed of decoding `batch` answers at once: without the step that reads the prompt (a run of one token,
+    taken off). `*_tokens_per_s` are medians by the clock. `ratio` and `ratio_cpu` are medians of the rounds' own
+    ratios, native / generate, by the clock and by processor time; `ratios` has every round's as (clock, processor).
+    `prompt_tokens` is the padded length; `same_first_tokens` counts prompts whose first token agrees, a sign that both ran
+    the same model."""
+    prompts = _prompts(HfTokenizer(model_dir), batch)
     native = _Native(model_dir, prompts, new_tokens, dtype)
-    reference = _Reference(model_dir, prompts, reference_dtype)
-    sides: tuple[tuple[str, _Native | _Reference], ...] = (("native", native), ("generate", reference))
-    times: dict[tuple[str, int], list[float]] = {(name, count): [] for name, _ in sides for count in (1, new_tokens)}
-    for turn in range(rounds + 1):
-        for name, side in sides:
-            for count in (1, new_tokens):
-                started = time.perf_counter()
-                side.run(count)
-                if turn > 0:  # the first turn warms caches and thread pools
-                    times[name, count].append(time.perf_counter() - started)
-    speeds: dict[str, float] = {}
-    for name, _ in sides:
-        first, whole = (statistics.median(times[name, count]) for count in (1, new_tokens))
-        speeds[f"{name}_decode_tokens_per_s"] = round(batch * (new_tokens - 1) / (whole - first), 1)
-        speeds[f"{name}_total_tokens_per_s"] = round(batch * new_tokens / whole, 1)
-    agreed = sum(1 for ours, theirs in zip(native.first, reference.first, strict=True) if ours == theirs)
+    reference = min((_Reference(model_dir, prompts, dtype) for dtype in _REFERENCE_DTYPES), key=_warm_cost)
+    native.run(2)
+    decoded = batch * (new_tokens - 1)
+    turns = [(_decode(native.run, new_tokens), _decode(reference.run, new_tokens)) for _ in range(rounds)]
+    ratios = [(theirs.wall_s / ours.wall_s, theirs.cpu_s / ours.cpu_s) for ours, theirs in turns]
     return {
         "batch": batch,
         "new_tokens": new_tokens,
         "prompt_tokens": max(map(len, prompts)),
         "threads": torch.get_num_threads(),
         "native_dtype": native.dtype,
-        "generate_dtype": reference_dtype,
-        **speeds,
-        "ratio": round(speeds["native_decode_tokens_per_s"] / speeds["generate_decode_tokens_per_s"], 2),
-        "same_first_tokens": agreed,
+        "generate_dtype": reference.dtype,
+        "native_tokens_per_s": round(decoded / statistics.median(ours.wall_s for ours, _ in turns), 1),
+        "generate_tokens_per_s": round(decoded / statistics.median(theirs.wall_s for _, theirs in turns), 1),
+        "ratio": round(statistics.median(wall for wall, _ in ratios), 2),
+        "ratio_cpu": round(statistics.median(cpu for _, cpu in ratios), 2),
+        "ratios": [(round(wall, 2), round(cpu, 2)) for wall, cpu in ratios],
+        "same_first_tokens": sum(map(int.__eq__, native.first, reference.first)),
     }
+
+
+def _prompts(tokenizer: HfTokenizer, count: int) -> list[list[int]]:
+    texts = [f"Tell me about {_TOPICS[at % len(_TOPICS)]}, {at}." for at in range(count)]
+    return [tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": text}])) for text in texts]
+
+
+def _decode(run: Callable[[int], None], new_tokens: int) -> _Spent:
+    """What all tokens but the first cost. Never below a nanosecond, for runs too short to tell."""
+    first, whole = _spent(run, 1), _spent(run, new_tokens)
+    return _Spent(max(1e-9, whole.wall_s - first.wall_s), max(1e-9, whole.cpu_s - first.cpu_s))
+
+
+def _spent(run: Callable[[int], None], new_tokens: int) -> _Spent:
+    wall, cpu = time.perf_counter(), time.process_time()
+    run(new_tokens)
+    return _Spent(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def _warm_cost(reference: _Reference) -> float:
+    reference.run(2)
+    return min(_spent(reference.run, 6).cpu_s for _ in range(2))
 
 
 class _Native:
@@ -86,7 +107,7 @@ class _Native:
             runner, vocabulary, scheduler, context=context, waiting_max=len(prompts), clock_ns=time.perf_counter_ns
         )
         self._prompts = prompts
-        self.dtype = str(runner.dtype).removeprefix("torch.")
+        self.dtype = runner.precision
         self.first: list[int] = []
 
     def run(self, new_tokens: int) -> None:
@@ -104,6 +125,7 @@ class _Reference:
     def __init__(self, model_dir: Path, prompts: list[list[int]], dtype: str) -> None:
         from transformers import AutoModelForCausalLM
 
+        self.dtype = dtype
         self._model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype)).eval()
         longest = max(map(len, prompts))
         pads = [longest - len(prompt) for prompt in prompts]

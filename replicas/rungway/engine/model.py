@@ -18,8 +18,8 @@ import torch.nn.functional as F
 
 from rungway.engine.architecture import Architecture
 from rungway.engine.errors import ModelError
-from rungway.engine.linear import Linear
 from rungway.engine.ops import Angles, Ops, Span, gathered, pick_ops
+from rungway.engine.precision import Maker, Precision, Projection, Role
 
 Weights = Callable[[str], torch.Tensor]
 
@@ -37,31 +37,33 @@ class Batch:
 
 
 class Decoder:
-    """Weights and forward pass. `dtype` is that of weights, activations and cache."""
+    """Weights and forward pass. `dtype` is that of the cache and of the weights that are kept plain."""
 
     def __init__(
         self,
         arch: Architecture,
         weights: Weights,
-        dtype: torch.dtype,
+        precision: Precision,
         device: torch.device,
         ops: Ops | None = None,
     ) -> None:
         """`weights(name)` gives a tensor by its Hugging Face name, or raises KeyError. `ops` None = by device."""
 
         def get(name: str) -> torch.Tensor:
-            return weights(name).to(device=device, dtype=dtype)
+            return weights(name).to(device=device, dtype=precision.cache)
 
         self.arch = arch
-        self.dtype = dtype
+        self.precision = precision
+        self.dtype = precision.cache
         self.device = device
+        self.make = Maker(precision)
         self.ops = ops or pick_ops(device)
         try:
             self._embedding = get("model.embed_tokens.weight")
             head = self._embedding if arch.tied else get("lm_head.weight")
-            self._head = Linear(head, keep=arch.tied)
-            self._norm = get("model.norm.weight")
-            self._layers = [_Layer(arch, self.ops, get, f"model.layers.{index}.") for index in range(arch.layers)]
+            self._head = self.make(Role.HEAD, head, keep=arch.tied)
+            self._norm = get("model.norm.weight").to(precision.hidden)
+            self._layers = [_Layer(self, get, f"model.layers.{index}.") for index in range(arch.layers)]
         except KeyError as error:
             raise ModelError(f"the weights have no tensor {error}") from error
         frequencies = arch.rope.inverse_frequencies(arch.head_dim)
@@ -75,30 +77,31 @@ class Decoder:
     def forward(self, batch: Batch, cache: list[torch.Tensor]) -> torch.Tensor:
         """Logits of `batch.outputs`, [outputs, vocabulary]; keys and values of all tokens are written to `cache`."""
         angles = self.ops.angles(batch.positions, self._frequencies, self.dtype)
-        x = F.embedding(batch.ids, self._embedding)
+        x = F.embedding(batch.ids, self._embedding).to(self.precision.hidden)
         for layer, stored in zip(self._layers, cache, strict=True):
             x = layer(x, angles, batch, stored)
         return self._head(self.ops.norm(x.index_select(0, batch.outputs), self._norm, self.arch.norm_eps))
 
 
 class _Layer:
-    def __init__(self, arch: Architecture, ops: Ops, get: Weights, prefix: str) -> None:
-        def fused(*names: str) -> Linear:
+    def __init__(self, model: Decoder, get: Weights, prefix: str) -> None:
+        def fused(role: Role, *names: str, dtype: torch.dtype | None = None) -> Projection:
             weight = torch.cat([get(f"{prefix}{name}.weight") for name in names])
             try:
                 bias = torch.cat([get(f"{prefix}{name}.bias") for name in names])
             except KeyError:
                 bias = None
-            return Linear(weight, bias)
+            return model.make(role, weight, bias, dtype=dtype)
 
-        self._arch = arch
-        self._ops = ops
-        self._input_norm = get(f"{prefix}input_layernorm.weight")
-        self._mlp_norm = get(f"{prefix}post_attention_layernorm.weight")
-        self._qkv = fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        self._out = fused("self_attn.o_proj")
-        self._gate_up = fused("mlp.gate_proj", "mlp.up_proj")
-        self._down = fused("mlp.down_proj")
+        hidden = model.precision.hidden
+        self._arch = model.arch
+        self._ops = model.ops
+        self._input_norm = get(f"{prefix}input_layernorm.weight").to(hidden)
+        self._mlp_norm = get(f"{prefix}post_attention_layernorm.weight").to(hidden)
+        self._qkv = fused(Role.QKV, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", dtype=model.dtype)
+        self._out = fused(Role.OUT, "self_attn.o_proj")
+        self._gate_up = fused(Role.GATE_UP, "mlp.gate_proj", "mlp.up_proj")
+        self._down = fused(Role.DOWN, "mlp.down_proj")
 
     def __call__(self, x: torch.Tensor, angles: Angles, batch: Batch, stored: torch.Tensor) -> torch.Tensor:
         arch, ops = self._arch, self._ops

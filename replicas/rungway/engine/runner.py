@@ -41,7 +41,7 @@ class TorchRunner:
     def __init__(self, model: Decoder, *, rows: int, blocks: int, block_tokens: int, blocks_per_row: int) -> None:
         """`blocks` usable ones (the null block comes on top); `rows` sequences at once of up to `blocks_per_row`."""
         self.vocab_size = model.arch.vocab_size
-        self.dtype = model.dtype
+        self.precision = model.precision.name
         self._model = model
         self._block_tokens = block_tokens
         self._cache = model.cache(blocks + 1, block_tokens)

@@ -52,7 +52,7 @@ def sample(logits: torch.Tensor, rows: list[Row]) -> list[Sampled]:
     raw = logits.float()
     scores = torch.log_softmax(raw, dim=-1)
     processed = _processed(raw, rows)
-    tokens = processed.argmax(-1).tolist()
+    tokens = _argmax(processed)
     for at, token in _drawn(processed, rows):
         tokens[at] = token
     chosen = scores.gather(1, torch.tensor(tokens, device=raw.device)[:, None])[:, 0]
@@ -61,6 +61,13 @@ def sample(logits: torch.Tensor, rows: list[Row]) -> list[Sampled]:
         Sampled(token if np.isfinite(logprob) else None, max(logprob, LOGPROB_MIN), tops.get(at, []))
         for at, (token, logprob) in enumerate(zip(tokens, chosen.tolist(), strict=True))
     ]
+
+
+def _argmax(logits: torch.Tensor) -> list[int]:
+    """The first of the largest; NumPy's is vectorised on CPU, ten times faster than torch's."""
+    if logits.device.type == "cpu":
+        return logits.numpy().argmax(-1).tolist()  # type: ignore[no-any-return]
+    return logits.argmax(-1).tolist()
 
 
 def _alternatives(scores: torch.Tensor, rows: list[Row]) -> dict[int, list[tuple[int, float]]]:
