@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from engine.native_kit import ByteVocabulary, generate, random_model, random_prompts, work
 from engine.tiny_model import save_tiny_llama
+from rungway.engine import core as core_module
 from rungway.engine.engine import NativeEngine
 from rungway.engine.errors import ModelError
 from rungway.engine.protocol import Delta
@@ -108,6 +110,48 @@ async def test_a_slow_reader_does_not_lose_or_reorder(model: Any) -> None:
     time.sleep(1.0)  # noqa: ASYNC251  (on purpose: holds up the loop)
     await ear.until(1)
     assert [token for delta in ear.deltas for token in delta.token_ids] == generate(model, [1], 100)
+    await engine.stop()
+
+
+async def test_what_a_dead_step_loop_ends_is_an_error_not_a_cancellation(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, ear = make(model), Ear()
+    await engine.start(ear)
+    engine.submit(work("running", [1] * 20, max_tokens=100, sequences=2))
+    await ear.first_token()
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("a fault of our own")
+
+    monkeypatch.setattr(core_module, "sample", broken)
+    engine.submit(work("waiting", [1] * 20, max_tokens=100))
+    await ear.until(2)
+    engine.submit(work("late", [1] * 20, max_tokens=100))
+    await ear.until(3)
+    ends = {(delta.request_id, delta.index): delta for delta in ear.deltas if delta.finish}
+    assert set(ends) == {("running", 0), ("running", 1), ("waiting", 0), ("late", 0)}
+    assert all(delta.finish == "error" and "a fault of our own" in (delta.error or "") for delta in ends.values())
+    assert engine.stats().kv_blocks_free == 64 and engine.stats().running == 0
+    assert any("died" in problem for problem in engine.check())
+    await engine.stop()
+
+
+async def test_a_request_whose_admission_kills_the_engine_is_told_too(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, ear = make(model), Ear()
+    await engine.start(ear)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("a fault of our own")
+
+    monkeypatch.setattr(core_module, "problem", broken)
+    engine.submit(work("deadly", [1] * 20))
+    await ear.until(1)
+    assert [(delta.request_id, delta.finish) for delta in ear.deltas] == [("deadly", "error")]
     await engine.stop()
 
 

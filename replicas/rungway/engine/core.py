@@ -62,8 +62,7 @@ class Core:
         """Takes a request. Returns its end at once where it cannot run or was complete already."""
         why = self._refusal(work)
         if why is not None:
-            count = work.sequences if 1 <= work.sequences <= SEQUENCES_MAX else 1
-            return _refused(work, count, why)
+            return refused(work, why)
         group = Group(work)
         limit = min(len(work.prompt_ids) + work.sampling.max_tokens, self._context)
         self._seeds[work.request_id] = secrets.randbits(62) if work.sampling.seed is None else work.sampling.seed
@@ -78,8 +77,11 @@ class Core:
             members = [seq for seq in group.members if seq in self._answers] if group else []
             return [self._end(seq, "cancelled") for seq in members]
 
-    def cancel_all(self) -> list[Delta]:
-        return [delta for request_id in list(self._scheduler.groups) for delta in self.cancel(request_id)]
+    def end_all(self, error: str | None = None) -> list[Delta]:
+        """Ends every request: cancelled, or with `error` where the engine itself has failed."""
+        finish = "cancelled" if error is None else "error"
+        with self._lock:
+            return [self._end(seq, finish, error) for seq in list(self._answers)]
 
     def step(self) -> list[Delta]:
         """One step of the model; nothing where there is no work. A device failure ends the requests of that step with an error, and only those."""
@@ -223,8 +225,9 @@ class Core:
         self._meter.stop(prefilled=computed - decoded, decoded=min(decoded, sampled))
 
 
-def _refused(work: Work, count: int, why: str) -> list[Delta]:
+def refused(work: Work, why: str) -> list[Delta]:
     """The end of a request that never ran; nothing was computed, so nothing is billed."""
+    count = work.sequences if 1 <= work.sequences <= SEQUENCES_MAX else 1
     return [
         Delta(
             request_id=work.request_id,

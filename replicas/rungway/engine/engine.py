@@ -7,6 +7,7 @@ the next step is scheduled. The worker waits when the event loop has not taken t
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from typing import Any
 
 from rungway.engine.assemble import Sizes, directory_parts, module_parts, pick_device
 from rungway.engine.blocks import BlockPool
-from rungway.engine.core import Core
+from rungway.engine.core import Core, refused
 from rungway.engine.protocol import Delta, EngineStats, OnDeltas, Work
 from rungway.engine.runner import Runner
 from rungway.engine.scheduler import Scheduler
@@ -54,6 +55,7 @@ class NativeEngine:
         self._wake = threading.Condition()
         self._deliveries = threading.BoundedSemaphore(DELIVERIES_MAX)
         self._stopping = False
+        self._failure: str | None = None  # why the step loop died
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_deltas: OnDeltas | None = None
@@ -113,7 +115,7 @@ class NativeEngine:
     def check(self) -> list[str]:
         problems = self._core.check()
         if self._thread is not None and not self._thread.is_alive() and not self._stopping:
-            problems.append("the engine's thread has died")
+            problems.append(f"the engine's thread has died: {self._failure}")
         return problems
 
     async def stop(self) -> None:
@@ -129,28 +131,52 @@ class NativeEngine:
 
     def _post(self, item: Work | str) -> None:
         with self._wake:
-            self._inbox.append(item)
-            self._wake.notify()
+            if self._failure is None:
+                self._inbox.append(item)
+                self._wake.notify()
+                return
+        if isinstance(item, Work):
+            assert self._loop is not None and self._on_deltas is not None
+            self._loop.call_soon(self._on_deltas, refused(item, self._failure))
 
     def _work(self) -> None:
-        """The worker thread. Whatever ends it, every request gets its last delta first."""
+        """The worker thread. Whatever ends it, every request gets its last delta first; what a failure ends is an error,
+        for nobody asked to cancel it."""
         try:
-            while not self._stopping:
-                deltas = self._drain()
+            self._steps()
+        finally:
+            self._deliver(self._last_words(sys.exc_info()[1]))
+
+    def _last_words(self, error: BaseException | None) -> list[Delta]:
+        if error is None:
+            return self._drain() + self._core.end_all()
+        failure = f"engine failure: {type(error).__name__}: {error}"
+        with self._wake:
+            self._failure = failure  # from here on `submit` answers for itself
+            left, self._inbox = self._inbox, deque()
+        ends = self._core.end_all(failure)
+        told = {delta.request_id for delta in ends}
+        unseen = [item for item in left if isinstance(item, Work) and item.request_id not in told]
+        return ends + [delta for work in unseen for delta in refused(work, failure)]
+
+    def _steps(self) -> None:
+        while not self._stopping:
+            deltas = self._drain()
+            try:
                 if self._core.busy:
                     deltas += self._core.step()
+            finally:
                 self._deliver(deltas)
-                with self._wake:
-                    if not (self._inbox or self._core.busy or self._stopping):
-                        self._wake.wait(_WAKE_S)
-        finally:
-            self._deliver(self._drain() + self._core.cancel_all())
+            with self._wake:
+                if not (self._inbox or self._core.busy or self._stopping):
+                    self._wake.wait(_WAKE_S)
 
     def _drain(self) -> list[Delta]:
         deltas: list[Delta] = []
         while self._inbox:
-            item = self._inbox.popleft()
+            item = self._inbox[0]  # stays there until it is dealt with, for `_last_words`
             deltas += self._core.cancel(item) if isinstance(item, str) else self._core.add(item)
+            self._inbox.popleft()
         return deltas
 
     def _deliver(self, deltas: list[Delta]) -> None:
