@@ -30,43 +30,51 @@ TENANT_COLUMNS = (
 )
 
 
+Trace = Annotated[
+    Path | None, typer.Argument(metavar="[TRACE]", help="A trace file or folder; without one, a random world.")
+]
+ConfigFile = Annotated[
+    Path, typer.Option("--config", "-c", envvar="RUNGWAY_CONFIG", help="The platform file (with TRACE).")
+]
+Seed = Annotated[int, typer.Option(help="All randomness comes from it.")]
+Seeds = Annotated[str | None, typer.Option(metavar="FROM:TO", help="Random worlds of many seeds; prints what broke.")]
+Faults = Annotated[
+    str, typer.Option(help="`all`, `none`, or KIND[:PER_MINUTE],... (delay cut replica gateway controller clock slow).")
+]
+Duration = Annotated[float | None, typer.Option(min=0.1, help=f"Seconds to play. Random worlds: {RANDOM_S:g}.")]
+Start = Annotated[float, typer.Option(min=0, help="Begin at this second of the trace.")]
+Speed = Annotated[float, typer.Option(min=0.001, help="Compress the trace's time by this factor.")]
+Replicas = Annotated[int | None, typer.Option(min=1, help="Replicas per version (default: its minimum).")]
+Costs = Annotated[
+    list[str] | None, typer.Option(metavar="TIER=MODEL", help="Cost model of a tier: a10g-7b, h200-8b, ...")
+]
+Context = Annotated[int | None, typer.Option(min=16, help="Longest prompt + answer, in place of max_context.")]
+Like = Annotated[str | None, typer.Option(help="Whose contract tenants get that the configuration does not name.")]
+Tries = Annotated[int, typer.Option(min=1, max=10, help="Tries per request of a client that is refused.")]
+Deadlines = Annotated[bool, typer.Option("--deadlines", help="Clients send their contract's targets as deadlines.")]
+ReportMs = Annotated[float, typer.Option(min=10, help="How often a replica reports.")]
+Html = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Processes, with --seeds.")]
+
+
 def simulate(
-    trace: Annotated[
-        Path | None, typer.Argument(metavar="[TRACE]", help="A trace file or folder; without one, a random world.")
-    ] = None,
-    config: Annotated[
-        Path, typer.Option("--config", "-c", envvar="RUNGWAY_CONFIG", help="The platform file (with TRACE).")
-    ] = DEFAULT_CONFIG,
-    seed: Annotated[int, typer.Option(help="All randomness comes from it.")] = 0,
-    seeds: Annotated[
-        str | None, typer.Option(metavar="FROM:TO", help="Random worlds of many seeds; prints what broke.")
-    ] = None,
-    faults: Annotated[
-        str,
-        typer.Option(help="`all`, `none`, or KIND[:PER_MINUTE],... (delay cut replica gateway controller clock slow)."),
-    ] = "none",
-    duration: Annotated[
-        float | None, typer.Option(min=0.1, help=f"Seconds to play. Random worlds: {RANDOM_S:g}.")
-    ] = None,
-    start: Annotated[float, typer.Option(min=0, help="Begin at this second of the trace.")] = 0.0,
-    speed: Annotated[float, typer.Option(min=0.001, help="Compress the trace's time by this factor.")] = 1.0,
-    replicas: Annotated[int | None, typer.Option(min=1, help="Replicas per version (default: its minimum).")] = None,
-    cost: Annotated[
-        list[str] | None, typer.Option(metavar="TIER=MODEL", help="Cost model of a tier: a10g-7b, h200-8b, ...")
-    ] = None,
-    context: Annotated[
-        int | None, typer.Option(min=16, help="Longest prompt + answer, in place of max_context.")
-    ] = None,
-    like: Annotated[
-        str | None, typer.Option(help="Whose contract tenants get that the configuration does not name.")
-    ] = None,
-    tries: Annotated[int, typer.Option(min=1, max=10, help="Tries per request of a client that is refused.")] = 1,
-    deadlines: Annotated[
-        bool, typer.Option("--deadlines", help="Clients send their contract's targets as deadlines.")
-    ] = False,
-    report_ms: Annotated[float, typer.Option(min=10, help="How often a replica reports.")] = 100.0,
-    report: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, with --seeds.")] = 1,
+    trace: Trace = None,
+    config: ConfigFile = DEFAULT_CONFIG,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    faults: Faults = "none",
+    duration: Duration = None,
+    start: Start = 0.0,
+    speed: Speed = 1.0,
+    replicas: Replicas = None,
+    cost: Costs = None,
+    context: Context = None,
+    like: Like = None,
+    tries: Tries = 1,
+    deadlines: Deadlines = False,
+    report_ms: ReportMs = 100.0,
+    report: Html = None,
+    jobs: Jobs = 1,
     as_json: AsJson = False,
 ) -> None:
     """Play a trace (Azure 2023, Mooncake, VTC Arena, ServeGen, ShareGPT lengths) or a random world, and print the result.

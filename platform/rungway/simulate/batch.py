@@ -9,76 +9,18 @@ A sequence enters the batch when there is a slot and KV room for its final lengt
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from heapq import heappop, heappush
 
 from rungway.clock import NS_PER_MS
 from rungway.engine.protocol import EngineStats
 from rungway.simulate.cost import CostModel
+from rungway.simulate.job import Job
 from rungway.simulate.loop import Loop
+from rungway.simulate.prefix import PrefixCache
 
 RUN_STEPS_MAX = 64
-CACHE_BLOCK_TOKENS = 512
 _LEARN = 0.2
-
-
-class Job:
-    """One attempt in an engine. `prompt` tokens, of which `resumed` were emitted elsewhere and count as context; `target`
-    output tokens are left to emit. `blocks`: hashes of the prompt's leading 512-token blocks."""
-
-    __slots__ = (
-        "arrived",
-        "attempt",
-        "blocks",
-        "cached",
-        "finish_step",
-        "finished",
-        "first",
-        "joined",
-        "left",
-        "priority",
-        "prompt",
-        "request_id",
-        "resumed",
-        "share",
-        "state",
-        "stop",
-        "target",
-        "weight",
-    )
-
-    def __init__(
-        self,
-        request_id: str,
-        attempt: int,
-        *,
-        prompt: int,
-        target: int,
-        resumed: int = 0,
-        priority: int = 0,
-        share: str = "",
-        weight: float = 1.0,
-        blocks: tuple[int, ...] = (),
-    ) -> None:
-        self.request_id = request_id
-        self.attempt = attempt
-        self.prompt = prompt
-        self.target = target
-        self.resumed = resumed
-        self.priority = priority
-        self.share = share
-        self.weight = weight
-        self.blocks = blocks
-        self.arrived = 0
-        self.cached = 0
-        self.left = 0
-        self.joined = 0
-        self.finish_step = 0
-        self.first = False
-        self.state = "waiting"  # waiting | prefill | decode | done
-        self.stop = False  # a cancel takes effect at the end of the step
-        self.finished = 0  # tokens emitted in the end
 
 
 OnFirst = Callable[[Job], None]
@@ -126,8 +68,7 @@ class Batch:
         self._step_ns = 0
         self._stopping = False
         self._spent: dict[str, float] = {}  # prompt tokens computed / weight, per tenant
-        self._cache: OrderedDict[tuple[str, int], None] = OrderedDict()
-        self._cache_blocks = cache_blocks
+        self._prefixes = PrefixCache(cache_blocks)
 
     # -- orders -----------------------------------------------------------------------------------------------
 
@@ -283,7 +224,7 @@ class Batch:
                 return
             heappop(waiting)
             self._reserved += size
-            job.cached = self._cached(job)
+            job.cached = self._prefixes.look(job.share, job.blocks, job.prompt)
             job.state, job.left = "prefill", max(1, job.prompt + job.resumed - job.cached)
             self._prefill.append(job)
 
@@ -320,19 +261,3 @@ class Batch:
         job.state, job.finished = "done", emitted
         self.emitted_total += emitted
         del self.running[(job.request_id, job.attempt)]
-
-    def _cached(self, job: Job) -> int:
-        """Prefix cache by whole blocks, kept per tenant: leading blocks that are there. All of the prompt's are after."""
-        if not self._cache_blocks or not job.blocks:
-            return 0
-        hits = 0
-        for block in job.blocks:
-            if (job.share, block) not in self._cache:
-                break
-            hits += 1
-        for block in job.blocks:
-            self._cache[(job.share, block)] = None
-            self._cache.move_to_end((job.share, block))
-        while len(self._cache) > self._cache_blocks:
-            self._cache.popitem(last=False)
-        return min(hits * CACHE_BLOCK_TOKENS, max(0, job.prompt - 1))

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from rungway.clock import NS_PER_MS, NS_PER_S
 from rungway.contracts import CLASS_ORDER, Platform, TenantClass
 from rungway.outcomes import Outcome
-from rungway.simulate.gateway import Flight, SimGateway
+from rungway.simulate.flight import Flight
+from rungway.simulate.gateway import SimGateway
 from rungway.simulate.loop import Loop
 from rungway.simulate.workload import Arrival
 from rungway.types import Ask

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import msgspec
-
 from rungway.clock import NS_PER_MS, NS_PER_S
 from rungway.contracts import Platform
-from rungway.gateway.faults import BROKEN, FAULTS, WHY, Broken, Fault
+from rungway.gateway.faults import BROKEN, FAULTS, Broken, Fault
 from rungway.messages import (
     Cancel,
     FinishAck,
@@ -17,68 +15,19 @@ from rungway.messages import (
     Granted,
     Peers,
     Refused,
-    Retry,
     Submit,
     Withdraw,
 )
-from rungway.messages import Flight as WireFlight
 from rungway.outcomes import Code, Outcome
-from rungway.simulate.batch import Job
+from rungway.simulate.flight import Flight, billing
 from rungway.simulate.link import Link, Wire
 from rungway.simulate.replica import News, Order, SimReplica, hash_unit
 from rungway.simulate.workload import Arrival
-from rungway.types import Action, Ask, Billing, Finish, Grant, OfferKind, Refusal
+from rungway.types import Action, Ask, Finish, Grant, OfferKind, Refusal
 
 TICK_NS = 250 * NS_PER_MS
 RESEND_NS = 5 * NS_PER_S
 CANCEL_WAIT_NS = NS_PER_S
-
-
-class Flight:
-    """One request of a client, from submit to settlement."""
-
-    __slots__ = (
-        "arrival",
-        "ask",
-        "attempts",
-        "broken",
-        "changed_ns",
-        "code",
-        "delivered",
-        "emitted",
-        "first_grant",
-        "first_ns",
-        "grant",
-        "last_ns",
-        "limit_ns",
-        "over",
-        "received_ns",
-        "refusal",
-        "state",
-        "target",
-    )
-
-    def __init__(self, ask: Ask, arrival: Arrival, now_ns: int, limit_ns: int) -> None:
-        self.ask, self.arrival = ask, arrival
-        self.received_ns = self.changed_ns = now_ns
-        self.limit_ns = limit_ns
-        self.state = "waiting"  # waiting | running | closing | retrying | ended
-        self.grant: Grant | None = None
-        self.first_grant: Grant | None = None
-        self.refusal: Refusal | None = None
-        self.broken: Broken | None = None
-        self.over = True
-        self.attempts = 0
-        self.delivered: dict[int, int] = {}
-        self.emitted = 0  # of attempts before the present one
-        self.target = 0
-        self.first_ns = self.last_ns = 0
-        self.code: Code | None = None
-
-    @property
-    def tokens(self) -> int:
-        """Output that the client has."""
-        return sum(self.delivered.values())
 
 
 OnDone = Callable[[Flight, Outcome], None]
@@ -127,10 +76,10 @@ class SimGateway:
         if link.server.name in self.links:
             return
         self.uplink, self.lost_ns = link, None
-        self.tell(GatewayHello(self.name, [self._wire(flight) for flight in self.flights.values()]))
+        self.tell(GatewayHello(self.name, [flight.wire(self.loop.now_ns) for flight in self.flights.values()]))
         for flight in self.flights.values():
             if flight.state == "retrying":
-                self.tell(self._retry_message(flight))
+                self.tell(flight.retry_message())
         self._resend(0)
 
     def lost(self, link: Link) -> None:
@@ -191,26 +140,10 @@ class SimGateway:
             flight.first_ns = flight.last_ns = self.loop.now_ns
             self._end(flight, Outcome.CACHE_HIT if grant.offer.kind is OfferKind.CACHE else Outcome.TEMPLATE)
             return
-        first = flight.first_grant or grant
-        flight.attempts += 1
-        flight.emitted = flight.tokens
-        flight.delivered[grant.attempt] = 0
-        flight.over = False
-        flight.target = min(flight.arrival.output_tokens, first.offer.max_tokens)
-        job = Job(
-            grant.request_id,
-            grant.attempt,
-            prompt=grant.offer.prompt_tokens,
-            target=flight.target - flight.emitted,
-            resumed=flight.emitted,
-            priority=grant.priority,
-            share=flight.ask.tenant,
-            weight=grant.weight,
-            blocks=flight.arrival.blocks,
-        )
+        job = flight.begin(grant)
         link = self.links.get(grant.replica_id)
         self.starts += 1
-        if link is None or not link.send(self, Order(job, _billing(flight.ask, grant))):
+        if link is None or not link.send(self, Order(job, billing(flight.ask, grant))):
             self._replica_lost(flight)
 
     def _refused(self, flight: Flight, refusal: Refusal) -> None:
@@ -290,12 +223,7 @@ class SimGateway:
 
     def _ask_again(self, flight: Flight) -> None:
         flight.state, flight.changed_ns, flight.over = "retrying", self.loop.now_ns, True
-        self.tell(self._retry_message(flight))
-
-    def _retry_message(self, flight: Flight) -> Retry:
-        assert flight.grant is not None and flight.broken is not None
-        why = WHY.get(flight.broken, flight.broken)
-        return Retry(flight.ask.request_id, flight.grant.attempt, flight.grant.replica_id, why, flight.tokens)
+        self.tell(flight.retry_message())
 
     # -- ends -------------------------------------------------------------------------------------------------
 
@@ -321,24 +249,10 @@ class SimGateway:
         flight.state = "ended"
         self.flights.pop(flight.ask.request_id, None)
         if flight.grant is not None:
-            self._settle(self._finish(flight, outcome))
+            self._settle(flight.finish(outcome, self.loop.now_ns))
         elif flight.refusal is None:
             self.tell(Withdraw(flight.ask.request_id, outcome))
         self.on_done(flight, outcome)
-
-    def _finish(self, flight: Flight, outcome: Outcome) -> Finish:
-        gaps = max(1, flight.tokens - 1)
-        span_ns = flight.last_ns - flight.first_ns
-        return Finish(
-            request_id=flight.ask.request_id,
-            outcome=outcome,
-            code=flight.code,
-            attempts=flight.attempts,
-            delivered=dict(flight.delivered),
-            ttft_ms=(flight.first_ns - flight.received_ns) / NS_PER_MS if flight.first_ns else None,
-            tpot_ms=span_ns / gaps / NS_PER_MS if span_ns else None,
-            e2e_ms=(self.loop.now_ns - flight.received_ns) / NS_PER_MS,
-        )
 
     def _settle(self, finish: Finish) -> None:
         self.unacked[finish.request_id] = (finish, self.loop.now_ns)
@@ -349,13 +263,6 @@ class SimGateway:
         for request_id, (finish, sent_ns) in list(self.unacked.items()):
             if now - sent_ns >= older_than_ns and self.tell(Finished(finish)):
                 self.unacked[request_id] = (finish, now)
-
-    def _wire(self, flight: Flight) -> WireFlight:
-        ask = flight.ask
-        if flight.grant is None and ask.deadline_ms is not None:
-            left_ms = max(1.0, (flight.limit_ns - self.loop.now_ns) / NS_PER_MS)
-            ask = msgspec.structs.replace(ask, deadline_ms=left_ms)
-        return WireFlight(ask, flight.grant)
 
     def _tick(self) -> None:
         """The clocks of all requests here."""
@@ -388,23 +295,3 @@ class SimGateway:
         if moved:
             flight.changed_ns = self.loop.now_ns
         return moved
-
-
-def _billing(ask: Ask, grant: Grant) -> Billing:
-    return Billing(
-        tenant=ask.tenant,
-        key_id=ask.key_id,
-        tenant_class=ask.tenant_class,
-        risk=ask.risk,
-        action=ask.action,
-        model=ask.model,
-        tier=grant.offer.tier,
-        version=grant.offer.version,
-        rung=grant.offer.rung,
-        degraded=grant.offer.degraded,
-        reason=grant.reason,
-        price=grant.price,
-        gateway_id=ask.gateway_id,
-        received_wall_ns=ask.received_wall_ns,
-        session=ask.session,
-    )

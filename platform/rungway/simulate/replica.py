@@ -8,10 +8,12 @@ from rungway.clock import NS_PER_MS, NS_PER_S
 from rungway.contracts import Version
 from rungway.engine.protocol import EngineStats
 from rungway.messages import AttemptAck, AttemptEnded, Cancel, Evict, ReplicaHello, ReplicaInfo, Report
-from rungway.simulate.batch import CACHE_BLOCK_TOKENS, Batch, Job
+from rungway.simulate.batch import Batch
 from rungway.simulate.cost import CostModel
+from rungway.simulate.job import Job
 from rungway.simulate.link import Link
 from rungway.simulate.loop import Loop
+from rungway.simulate.prefix import CACHE_BLOCK_TOKENS
 from rungway.types import AttemptEnd, Billing, Usage
 
 RESEND_NS = NS_PER_S

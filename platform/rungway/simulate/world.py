@@ -14,7 +14,8 @@ from rungway.simulate.controller import SimController
 from rungway.simulate.cost import cost_of
 from rungway.simulate.disk import Disk
 from rungway.simulate.faults import APPLY, Fault
-from rungway.simulate.gateway import Flight, SimGateway
+from rungway.simulate.flight import Flight
+from rungway.simulate.gateway import SimGateway
 from rungway.simulate.invariants import Invariants
 from rungway.simulate.link import Link, Wire
 from rungway.simulate.loop import Call, Loop

@@ -1,0 +1,168 @@
+"""Two hundred worlds in which everything breaks, and the proof that a broken promise would be seen.
+
+A seed that ever failed is kept in `KEPT` with what it found.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from rungway.control.settle import close_if_settled
+from rungway.messages import Granted
+from rungway.simulate.faults import parse
+from rungway.simulate.scenario import random_world
+from rungway.simulate.summary import summary
+from rungway.simulate.world import World
+
+STORMY = "delay:12,cut:10,replica:10,gateway:6,controller:8,clock:6,slow:6"
+SECONDS = 5.0
+BATCHES, BATCH = 20, 10
+
+# seed, faults, seconds: what it found
+KEPT = [
+    (5, "replica:6", 10.0),  # late engine output counted twice as waste, once by progress and once by the log
+    (8, "gateway:6", 10.0),  # a grant that died with its gateway held its place for ever
+    (7, "controller:6", 10.0),  # a second crash forgot how an ended request had ended
+    (0, "all", 10.0),  # a refusal lost with the controller was judged anew, served, and never billed
+    (1022, STORMY, 5.0),  # two tries of an unclaimed request became two rows
+    (1079, STORMY, 5.0),  # the same with a restart between them
+]
+
+
+def broken(seed: int, faults: str, seconds: float) -> list[str]:
+    return random_world(seed, parse(faults), seconds).watch.broken
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_every_invariant_holds_whatever_breaks(batch: int) -> None:
+    found = {}
+    for seed in range(batch * BATCH, (batch + 1) * BATCH):
+        violations = broken(seed, STORMY, SECONDS)
+        if violations:
+            found[f"rungway simulate --seed {seed} --faults {STORMY} --duration {SECONDS:g}"] = violations[0]
+    assert not found
+
+
+@pytest.mark.parametrize(("seed", "faults", "seconds"), KEPT)
+def test_seeds_that_once_failed(seed: int, faults: str, seconds: float) -> None:
+    assert broken(seed, faults, seconds) == []
+
+
+def test_the_faults_are_really_injected() -> None:
+    worlds = [random_world(seed, parse(STORMY), SECONDS) for seed in range(20)]
+    assert sum(world.faults for world in worlds) > 60
+    assert any(call.outcome == "gateway_died" for world in worlds for call in world.clients.calls)
+    assert any(row.attempts > 1 for world in worlds for row in world.disk.rows.values())
+    assert any(row.wasted_tokens for world in worlds for row in world.disk.rows.values())
+    assert any(row.degraded for world in worlds for row in world.disk.rows.values())
+
+
+def test_the_same_seed_is_the_same_world() -> None:
+    first, second = (random_world(7, parse(STORMY), SECONDS) for _ in range(2))
+    assert summary(first) == summary(second)
+    assert first.loop.turns == second.loop.turns
+    assert first.disk.rows == second.disk.rows
+
+
+def test_another_seed_is_another_world() -> None:
+    assert summary(random_world(7, {}, SECONDS)) != summary(random_world(8, {}, SECONDS))
+
+
+# -- what the invariants would see: each mutation breaks one promise ------------------------------------------------
+
+
+def any_broken(seeds: range, faults: str) -> list[str]:
+    for seed in seeds:
+        violations = broken(seed, faults, SECONDS)
+        if violations:
+            return violations
+    return []
+
+
+def test_a_lost_row_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(cell: Any, flight: Any, now: Any) -> None:
+        close_if_settled(cell, flight, now)
+        if cell.effects.rows and len(cell.settled) % 5 == 0:
+            cell.effects.rows.pop()
+
+    monkeypatch.setattr("rungway.control.settle.close_if_settled", forgetful)
+    assert any("there is no row" in what or "has no row" in what for what in any_broken(range(4), "none"))
+
+
+def test_a_wrong_bill_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rungway.simulate import disk
+
+    commit = disk.Disk.commit
+
+    def generous(self: disk.Disk, effects: Any) -> None:
+        effects.rows = [
+            msgspec.structs.replace(row, output_tokens=row.output_tokens - 1) if row.output_tokens > 9 else row
+            for row in effects.rows
+        ]
+        commit(self, effects)
+
+    monkeypatch.setattr(disk.Disk, "commit", generous)
+    assert any("engines emitted" in what for what in any_broken(range(4), "none"))
+
+
+def test_a_leak_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rungway.control.pool import Pool
+
+    release = Pool.release
+
+    def leaky(self: Pool, attempt: Any, state: Any) -> None:
+        if attempt.tokens % 3:
+            release(self, attempt, state)
+        attempt.released = True
+
+    monkeypatch.setattr(Pool, "release", leaky)
+    assert any_broken(range(4), "none")
+
+
+def test_a_grant_before_its_audit_row_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is held for the commit is sent at once instead."""
+    from rungway.simulate.controller import SimController
+
+    flush = SimController._flush
+
+    def hasty(self: SimController) -> None:
+        effects = self.core.cell.effects
+        early = [pair for pair in effects.held if isinstance(pair[1], Granted)]
+        effects.held = [pair for pair in effects.held if pair not in early]
+        effects.sends += early
+        flush(self)
+
+    monkeypatch.setattr(SimController, "_flush", hasty)
+    assert any("before the audit row" in what for what in any_broken(range(12), "none"))
+
+
+def test_a_double_refill_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rungway.policies.bucket import TokenBucket
+
+    refill = TokenBucket._refill
+
+    def twice(self: TokenBucket, limit: int, now_ns: int) -> None:
+        last = self._last_ns
+        refill(self, limit, now_ns)
+        if now_ns > last:
+            self._last_ns = now_ns - (now_ns - last) // 2
+
+    monkeypatch.setattr(TokenBucket, "_refill", twice)
+    assert any("request bucket gained" in what for what in any_broken(range(12), "none"))
+
+
+def test_steps_of_the_wall_clock_refill_nothing() -> None:
+    for seed in range(6):
+        world = random_world(seed, parse("clock:60"), SECONDS)
+        assert world.watch.broken == [] and world.faults > 0
+
+
+def at_rest_again(world: World) -> bool:
+    return world.at_rest() and not world.controller.core.cell.strays
+
+
+def test_nothing_is_left_over_after_a_storm() -> None:
+    assert all(at_rest_again(random_world(seed, parse(STORMY), SECONDS)) for seed in range(5))
