@@ -24,7 +24,7 @@ class TenantClass(StrEnum):
 CLASS_ORDER: tuple[TenantClass, ...] = (TenantClass.INTERACTIVE, TenantClass.STANDARD, TenantClass.BATCH)
 
 
-class Price(msgspec.Struct, frozen=True, kw_only=True):
+class Price(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Nano-dollars per 1,000 tokens."""
 
     input: int

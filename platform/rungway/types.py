@@ -1,5 +1,8 @@
 """The nouns of one request, from what is asked to what it cost. Frozen, and sent between processes as they are.
 
+What every request sends goes as arrays (`array_like`: half the bytes and time of maps), what people read in a decision
+or audit entry (`Offer`, `Rejected`) and the ledger's rows keep their names.
+
 Time on the wire is either a wall-clock `_ns` (for rows that people read) or a duration; monotonic stamps stay inside the
 process that took them.
 """
@@ -31,7 +34,7 @@ class OfferKind(StrEnum):
     TEMPLATE = "template"
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class Ask(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What the client wants, priced in tokens. Made by the gateway, judged by the controller.
 
     `prompt_tokens[tier]` is the exact prompt length for that tier's tokenizer; `trimmed_tokens[tier]` is its length
@@ -94,7 +97,7 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class RateInfo(msgspec.Struct, frozen=True, kw_only=True):
+class RateInfo(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What the x-ratelimit headers say. None = unlimited. Resets are seconds until the bucket is full."""
 
     limit_requests: int | None = None
@@ -105,7 +108,7 @@ class RateInfo(msgspec.Struct, frozen=True, kw_only=True):
     reset_tokens_s: float = 0.0
 
 
-class Grant(msgspec.Struct, frozen=True, kw_only=True):
+class Grant(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The Ask is served: by this offer, on this replica (empty for cache and template), under this reservation."""
 
     request_id: str
@@ -138,7 +141,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     rejected: tuple[Rejected, ...] = ()
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class Usage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Tokens of one attempt as the engine counted them; `output_tokens` is over all its sequences."""
 
     prompt_tokens: int = 0
@@ -146,7 +149,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
 
 
-class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The engine side of a settlement, sent by the replica and re-sent until acknowledged. `billing` lets the
     controller write a row even when it has never heard of the request."""
 
@@ -160,7 +163,7 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
     ended_wall_ns: int
 
 
-class Billing(msgspec.Struct, frozen=True, kw_only=True):
+class Billing(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Who pays for an attempt and at what price; travels with the work so that no usage is ever an orphan."""
 
     tenant: str
@@ -181,7 +184,7 @@ class Billing(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str = "chat"
 
 
-class Finish(msgspec.Struct, frozen=True, kw_only=True):
+class Finish(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The client side of a settlement, sent by the gateway once per request and re-sent until acknowledged.
 
     `delivered[k]` = output tokens that the gateway received from attempt k. Times in milliseconds; None where the

@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """How to choose tokens. Order of processing: logit bias, penalties (repetition, frequency, presence), greedy
     branch (temperature 0), temperature, min-p, top-k, top-p, sample. `top_k` 0 = off. `logprobs` = number of
     alternatives per position (0 = only the chosen token), None = off; they are of the raw logits.
@@ -31,7 +31,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class Work(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One attempt at a request: `sequences` samples of one prompt, numbered from 0.
 
     `prompt_ids` are the tokens (native); `prompt_text` is the rendered prompt for engines that count words (fake).

@@ -26,7 +26,7 @@ import msgspec
 
 from rungway.types import AttemptEnd, Billing, Usage
 
-_MAGIC = b"RWTOKLG1"
+_MAGIC = b"RWTOKLG2"
 _HEADER = struct.Struct("<8sIIq64s128s")  # magic, slots, slot bytes, pid, host, replica id
 _HEADER_BYTES = 4096
 # state, finish, attempt, prompt, cached, emitted, started wall ns, ended wall ns, id bytes, billing bytes
