@@ -15,7 +15,7 @@ from control.harness import World, platform, tenant
 from rungway.channel import Client
 from rungway.contracts import Budget, Platform, Quotas
 from rungway.control import service
-from rungway.control.service import ControllerService
+from rungway.control.service import ControllerService, with_running_engines
 from rungway.engine.protocol import EngineStats
 from rungway.ledger import writer
 from rungway.messages import (
@@ -290,3 +290,15 @@ async def test_metrics_are_parsable_and_bounded(cellar: Cellar) -> None:
     )
     _, text = await cellar.query("metrics")
     assert "junk" not in text and 'tenant="other"' in text
+
+
+def test_a_reload_changes_prices_and_weights_but_not_running_engines() -> None:
+    running = config(Path("state"))
+    small = running.tier("small")
+    changed = msgspec.structs.replace(small.versions[0], backend="native", model="path:/elsewhere", weight=0.25)
+    price = msgspec.structs.replace(small.price, output=7)
+    new_small = msgspec.structs.replace(small, price=price, versions=(changed,))
+    loaded = msgspec.structs.replace(running, tiers=(new_small, running.tier("large")))
+    kept = with_running_engines(loaded, running).tier("small")
+    assert kept.price == price
+    assert (kept.versions[0].backend, kept.versions[0].weight) == ("fake", 0.25)

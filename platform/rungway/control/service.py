@@ -14,9 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from rungway.channel import Server
 from rungway.clock import monotonic_ns, wall_ns
-from rungway.contracts import Platform
+from rungway.contracts import Platform, Tier
 from rungway.control import queries
 from rungway.control.cell import Now
 from rungway.control.core import Core
@@ -45,6 +47,7 @@ from rungway.settings import load_platform
 
 T = TypeVar("T")
 
+LOOPBACK = "127.0.0.1"  # gateways and replicas of a cell live on this node
 QUERY_THREADS = 2
 QUERIES_WAITING_MAX = 256
 WRITTEN_S = 0.25
@@ -98,7 +101,7 @@ class ControllerService:
         self.core.cell.session_secret = await self.in_thread(lambda: load_secret(Path(self.platform.state_dir)))
         await self._loop.run_in_executor(self._pool, lambda: restore(self.core, self.reader, _now()))
         self.server = Server(
-            self.platform.host if self.platform.host != "0.0.0.0" else "127.0.0.1",
+            LOOPBACK,
             self.platform.channel,
             ToController,
             self._message,
@@ -229,21 +232,24 @@ class ControllerService:
         loaded = await self.in_thread(
             lambda: load_platform(path, state_dir=Path(old.state_dir), port=old.port, host=old.host)
         )
-        self.platform = loaded
+        self.platform = loaded = with_running_engines(loaded, old)
         self.core.reload(loaded, _now())
         self.metrics.adopt(loaded)
         self._flush()
         return loaded
 
-    def request_reload(self) -> None:
-        """Reload in the background (SIGHUP); a wrong file is reported and changes nothing."""
-        task = asyncio.create_task(self._reload_quietly())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
-    async def _reload_quietly(self) -> None:
-        try:
-            await self.reload()
-        except ConfigError as error:
-            self.core.cell.audit("reload", _now(), refused=[str(mistake) for mistake in error.mistakes])
-            self._flush()
+def with_running_engines(loaded: Platform, running: Platform) -> Platform:
+    """`loaded`, but with the versions that run: what an engine is made of changes with a restart, prices and weights at
+    once. A tier that is new in the files stays without replicas until then."""
+    before = {version.pool: version for version in running.versions()}
+
+    def keep(tier: Tier) -> Tier:
+        versions = [
+            msgspec.structs.replace(before[version.pool], weight=version.weight)
+            for version in tier.versions
+            if version.pool in before
+        ]
+        return msgspec.structs.replace(tier, versions=tuple(versions) or tier.versions)
+
+    return msgspec.structs.replace(loaded, tiers=tuple(keep(tier) for tier in loaded.tiers))
