@@ -16,7 +16,7 @@ from rungway.control.cell import FREE, Cell, Now
 from rungway.control.dispatch import dispatch, grant_unqueued
 from rungway.control.flight import Flight, ledger_row
 from rungway.control.line import dequeue, enqueue, give_back, hold, tokens_needed
-from rungway.control.pool import Pool, is_over, thresholds
+from rungway.control.pool import Pool, is_over
 from rungway.control.refuse import refuse, refuse_again, refuse_retry
 from rungway.control.tenant_state import TenantState
 from rungway.messages import Refused, Retry
@@ -267,8 +267,7 @@ def withdraw(cell: Cell, request_id: str, outcome: str, now: Now) -> None:
     dequeue(cell, flight)
     give_back(flight, now)
     del cell.flights[request_id]
-    shown = thresholds(cell.platform.ladder)
-    cell.effects.rows.append(ledger_row(flight, FREE, outcome, "", now.wall_ns, shown))
+    cell.effects.rows.append(ledger_row(flight, FREE, outcome, "", now.wall_ns, cell.thresholds))
     cell.remember(request_id, {})
 
 

@@ -13,7 +13,7 @@ import msgspec
 from rungway.contracts import Platform, Price, Tenant
 from rungway.control.effects import Effects
 from rungway.control.flight import Flight
-from rungway.control.pool import Pool
+from rungway.control.pool import Pool, thresholds
 from rungway.control.tenant_state import TenantState
 from rungway.messages import ReplicaInfo
 from rungway.policies.offers import permitted
@@ -51,8 +51,8 @@ class Stray:
 
 class Cell:
     """`settled` remembers the last requests whose row is written: request id -> delivered tokens per attempt.
-    `reserving`: tenants with a share of the pools that is kept free for them. `session_secret` goes to gateways with the
-    directory; empty = nobody can sign in to the dashboard."""
+    `thresholds`: what explanations show of the ladder, as JSON. `reserving`: tenants with a share of the pools that is kept
+    free for them. `session_secret` goes to gateways with the directory; empty = nobody can sign in to the dashboard."""
 
     def __init__(self, platform: Platform, quality: QualityModel, now: Now) -> None:
         self.platform = platform
@@ -80,6 +80,7 @@ class Cell:
         self.version += 1
         self._tiers: dict[str, frozenset[str]] = {}
         self._allowed: dict[str, dict[str, int]] = {}
+        self.thresholds = msgspec.Raw(msgspec.json.encode(thresholds(platform.ladder), order="sorted"))
         for contract in platform.tenants:
             state = self.tenants.get(contract.name)
             if state is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from rungway.control.cell import Cell, Now
 from rungway.control.flight import Attempt, Flight
 from rungway.control.line import left_queue
-from rungway.control.pool import Pool, thresholds
+from rungway.control.pool import Pool
 from rungway.control.tenant_state import TenantState
 from rungway.messages import Granted
 from rungway.policies.fairness import Queued, Verdict
@@ -153,7 +153,7 @@ def _grant(cell: Cell, flight: Flight, replica_id: str, attempt: int, now: Now) 
         tried=[[r.tier, r.kind, r.why] for r in _rejected(flight)],
         rungs=flight.rungs,
         pressure=flight.pressure,
-        thresholds=thresholds(cell.platform.ladder),
+        thresholds=cell.thresholds,
         config=cell.platform.digest,
     )
     cell.effects.held.append((ask.gateway_id, Granted(grant)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from rungway.control.cell import FREE, Cell, Now
 from rungway.control.flight import Flight, ledger_row
 from rungway.control.line import give_back
-from rungway.control.pool import thresholds
 from rungway.messages import Refused
 from rungway.outcomes import CODES, Code, Outcome
 from rungway.types import Ask, RateInfo, Refusal, Rejected
@@ -43,8 +42,7 @@ def refuse(cell: Cell, flight: Flight, code: Code, message: str, retry_s: int | 
         tried=[[r.tier, r.kind, r.why] for r in rejected],
         retry_after_s=retry_s,
     )
-    shown = thresholds(cell.platform.ladder)
-    cell.effects.rows.append(ledger_row(flight, FREE, Outcome.REFUSED, code, now.wall_ns, shown))
+    cell.effects.rows.append(ledger_row(flight, FREE, Outcome.REFUSED, code, now.wall_ns, cell.thresholds))
     cell.remember(ask.request_id, {}, code)
 
 

@@ -11,7 +11,6 @@ from rungway.control.cell import FREE, Cell, Now, Orphan
 from rungway.control.flight import Attempt, Flight, ledger_row
 from rungway.control.line import dequeue
 from rungway.control.orphans import ORPHANS_MAX, keep_stray, sweep_orphans, write_orphan
-from rungway.control.pool import thresholds
 from rungway.control.refuse import refuse, refuse_retry
 from rungway.messages import AttemptAck, FinishAck
 from rungway.outcomes import Code, Outcome
@@ -140,7 +139,7 @@ def close_if_settled(cell: Cell, flight: Flight, now: Now) -> None:
     else:
         outcome, code = Outcome.GATEWAY_LOST, ""
     price = flight.grant.price if flight.grant is not None else FREE
-    row = ledger_row(flight, price, outcome, code, now.wall_ns, thresholds(cell.platform.ladder))
+    row = ledger_row(flight, price, outcome, code, now.wall_ns, cell.thresholds)
     _settle_holds(flight, row, now)
     flight.land()
     if flight.retrying:

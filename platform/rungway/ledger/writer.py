@@ -28,7 +28,7 @@ from rungway.types import AttemptEnd, AuditEntry, LedgerRow
 BATCH_ITEMS_MAX = 2000
 # After the first item of a batch, wait for more: a commit costs as much as a dozen rows. For rows only acknowledgements
 # wait; an audit entry may hold back an answer, so it ends the long wait, as `hurry` does.
-GATHER_S = 0.02
+GATHER_S = 0.05
 GATHER_AUDIT_S = 0.001
 RETRY_S_MIN = 0.01
 RETRY_S_MAX = 1.0
