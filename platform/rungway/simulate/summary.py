@@ -70,6 +70,8 @@ def summary(world: World) -> dict[str, Any]:
         "tenants": {name: _tenant(world, name, mine, duration_s) for name, mine in grouped(calls).items()},
         "faults": world.faults,
         "checks": world.watch.checks,
+        "rows_misnamed": world.watch.misnamed,
+        "rows_unwritten": world.watch.unwritten,
         "violations": world.watch.broken,
     }
 
