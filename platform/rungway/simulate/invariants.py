@@ -33,7 +33,8 @@ class Invariants:
         self.broken: list[str] = []
         self.checks = 0
         self.crashes = 0
-        # Free answers (cache, template) whose controller died before their Finish: nobody else knows whose they were.
+        # Free answers (cache, template, refusal) whose controller died before their row was on disk: nobody else can
+        # write it.
         self.unwritten = 0
         self.misnamed = 0  # rows that say gateway_lost although the gateway was only cut off and its client got all
         self._reserved: dict[str, int] = {}
@@ -224,7 +225,7 @@ class Invariants:
                 refused = call.outcome == Outcome.REFUSED and call.code != "starting"
                 row = self.disk.rows.get(request_id)
                 free = call.outcome in (Outcome.CACHE_HIT, Outcome.TEMPLATE)
-                if free and row is None and self.crashes:
+                if (free or refused) and row is None and self.crashes:
                     self.unwritten += 1
                 elif (told or refused) and row is None:
                     self.fail(f"{request_id} ended {call.outcome} {call.code} and has no row")
