@@ -100,6 +100,26 @@ def platform(*tenants: Tenant, ladder: LadderSpec = LADDER, **spec: Any) -> Plat
     )
 
 
+def billed(grant: Grant, tenant: str = "acme") -> Billing:
+    """What the gateway sends along with the work of a grant."""
+    return Billing(
+        tenant=tenant,
+        key_id="k",
+        tenant_class="interactive",
+        risk="normal",
+        action="read",
+        model="small",
+        tier=grant.offer.tier,
+        version=grant.offer.version,
+        rung=grant.offer.rung,
+        degraded=grant.offer.degraded,
+        reason=grant.reason,
+        price=grant.price,
+        gateway_id="g1",
+        received_wall_ns=1,
+    )
+
+
 class World:
     """Drives a Core. Messages to gateways are collected; what was `held` counts as sent, rows as written."""
 
@@ -202,22 +222,8 @@ class World:
     def engine_end(self, request_id: str, output: int, *, attempt: int | None = None, finish: str = "stop") -> None:
         grant = self.grant(request_id)
         number = grant.attempt if attempt is None else attempt
-        billing = Billing(
-            tenant=self.cell.flights[request_id].ask.tenant if request_id in self.cell.flights else "acme",
-            key_id="k",
-            tenant_class="interactive",
-            risk="normal",
-            action="read",
-            model="small",
-            tier=grant.offer.tier,
-            version=grant.offer.version,
-            rung=grant.offer.rung,
-            degraded=grant.offer.degraded,
-            reason=grant.reason,
-            price=grant.price,
-            gateway_id="g1",
-            received_wall_ns=self.wall_ns,
-        )
+        flight = self.cell.flights.get(request_id)
+        billing = billed(grant, flight.ask.tenant if flight is not None else "acme")
         end = AttemptEnd(
             request_id=request_id,
             attempt=number,

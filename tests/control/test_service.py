@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from control.harness import World, platform, tenant
+from control.harness import World, billed, platform, tenant
 from rungway.channel import Client
 from rungway.contracts import Budget, Platform, Quotas
 from rungway.control import service
@@ -36,7 +36,7 @@ from rungway.messages import (
     ToGateway,
     ToReplica,
 )
-from rungway.types import Ask, AttemptEnd, Billing, Finish, Grant, Usage
+from rungway.types import Ask, AttemptEnd, Finish, Grant, Usage
 
 WAIT_S = 10.0
 
@@ -97,22 +97,6 @@ class Cellar:
         self.gateway.client.send(Submit(self.ask(number)))
         grants = await self.gateway.wait(Granted, number)
         grant: Grant = grants[-1].grant
-        billing = Billing(
-            tenant="acme",
-            key_id="k",
-            tenant_class="interactive",
-            risk="normal",
-            action="read",
-            model="small",
-            tier="small",
-            version="small-v1",
-            rung=0,
-            degraded=(),
-            reason="ok",
-            price=grant.price,
-            gateway_id="g1",
-            received_wall_ns=1,
-        )
         usage = Usage(prompt_tokens=10, output_tokens=output)
         end = AttemptEnd(
             request_id=grant.request_id,
@@ -120,7 +104,7 @@ class Cellar:
             replica_id="small-r1",
             usage=usage,
             finish="stop",
-            billing=billing,
+            billing=billed(grant),
             started_wall_ns=1,
             ended_wall_ns=self.service.core.cell.tenants["acme"].budget.bounds[0] + 1,
         )
@@ -189,32 +173,15 @@ async def test_quotas_and_budget_survive_a_restart(tmp_path: Path) -> None:
 
 async def test_output_found_after_the_bill_is_added_as_waste(cellar: Cellar) -> None:
     grant = await cellar.serve(1)
-    late = msgspec.structs.replace(
-        AttemptEnd(
-            request_id=grant.request_id,
-            attempt=7,
-            replica_id="gone",
-            usage=Usage(prompt_tokens=10, output_tokens=5),
-            finish="lost",
-            billing=Billing(
-                tenant="acme",
-                key_id="k",
-                tenant_class="interactive",
-                risk="normal",
-                action="read",
-                model="small",
-                tier="small",
-                version="small-v1",
-                rung=0,
-                degraded=(),
-                reason="ok",
-                price=grant.price,
-                gateway_id="g1",
-                received_wall_ns=1,
-            ),
-            started_wall_ns=1,
-            ended_wall_ns=2,
-        )
+    late = AttemptEnd(
+        request_id=grant.request_id,
+        attempt=7,
+        replica_id="gone",
+        usage=Usage(prompt_tokens=10, output_tokens=5),
+        finish="lost",
+        billing=billed(grant),
+        started_wall_ns=1,
+        ended_wall_ns=2,
     )
     cellar.replica.client.send(AttemptEnded(late))
     await cellar.replica.wait(AttemptAck, 2)
