@@ -14,7 +14,8 @@ from rungway.engine.assemble import Sizes, module_parts
 from rungway.engine.blocks import BlockPool
 from rungway.engine.core import Core
 from rungway.engine.ops import Ops
-from rungway.engine.protocol import Delta, Sampling, Work
+from rungway.engine.prefix import Hasher, chained
+from rungway.engine.protocol import Delta, EngineUsage, Sampling, Work
 from rungway.engine.scheduler import Scheduler
 
 VOCAB = 300
@@ -81,10 +82,17 @@ def make_core(
     block_tokens: int = 4,
     context: int = 256,
     ops: Ops | None = None,
+    prefix_cache: bool = True,
+    hasher: Hasher = chained,
 ) -> tuple[Core, Scheduler]:
     wish = Sizes(seqs, context, batched, blocks, block_tokens)
     runner, vocabulary, sizes = module_parts(model, ByteVocabulary(), wish, "float32", torch.device("cpu"), ops)
-    scheduler = Scheduler(BlockPool(blocks, block_tokens), max_num_seqs=seqs, max_num_batched_tokens=batched)
+    scheduler = Scheduler(
+        BlockPool(blocks, block_tokens, hasher=hasher),
+        max_num_seqs=seqs,
+        max_num_batched_tokens=batched,
+        prefix_cache=prefix_cache,
+    )
     core = Core(runner, vocabulary, scheduler, context=sizes.context, waiting_max=1000, clock_ns=time.perf_counter_ns)
     return core, scheduler
 
@@ -121,6 +129,12 @@ class Heard:
 
     def text(self, request_id: str, index: int = 0) -> str:
         return "".join(delta.text for delta in self.deltas[request_id, index])
+
+    def usage(self, request_id: str) -> EngineUsage:
+        """The one usage of an attempt; fails where there are more or none."""
+        deltas = [delta for (name, _), heard in self.deltas.items() if name == request_id for delta in heard]
+        (usage,) = [delta.usage for delta in deltas if delta.usage is not None]
+        return usage
 
     def last(self, request_id: str, index: int = 0) -> Delta:
         return self.deltas[request_id, index][-1]

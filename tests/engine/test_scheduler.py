@@ -60,7 +60,8 @@ def rig(
 
 
 def random_work(rng: random.Random, name: str) -> Work:
-    prompt = [rng.randrange(250) for _ in range(rng.randint(1, 40))]
+    shared = list(range(rng.choice([0, 100]), 250))[: rng.choice([0, 8, 17, 24])]  # two texts that many begin with
+    prompt = shared + [rng.randrange(250) for _ in range(rng.randint(1, 40 - len(shared)))]
     return work(
         name,
         prompt,
@@ -99,6 +100,8 @@ def test_random_load_with_random_aborts_leaks_and_stalls_never(seed: int) -> Non
         assert core.check() == []
     assert not core.busy and scheduler.pool.free == scheduler.pool.total and not len(scheduler.waiting)
     assert scheduler.preemptions > 0, "the pool was meant to be too small"
+    ends = [delta.usage for heard_of in heard.deltas.values() for delta in heard_of if delta.usage is not None]
+    assert any(usage.cached_tokens for usage in ends), "beginnings were meant to be found again"
     assert all(sum(size for _, _, size in step) <= 16 and len(step) <= 4 for step in runner.steps)
     for name, item in works.items():
         usages = [d.usage for i in range(item.sequences) for d in heard.deltas[name, i] if d.usage is not None]

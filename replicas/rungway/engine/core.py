@@ -121,8 +121,8 @@ class Core:
                 waiting=len(self._answers) - len(self._scheduler.running),
                 tokens_in_flight=sum(len(seq.tokens) for seq in self._answers),
                 kv_blocks_total=pool.total,
-                kv_blocks_free=pool.free,
-                kv_blocks_cached=0,
+                kv_blocks_free=pool.free - pool.idle,
+                kv_blocks_cached=pool.idle,
                 step_ms=meter.step_ms,
                 prefill_tokens_per_s=meter.prefill_tokens_per_s,
                 decode_tokens_per_s=meter.decode_tokens_per_s,
@@ -196,7 +196,7 @@ class Core:
         usage = None
         if group.live == 0:
             del self._seeds[work.request_id]
-            usage = EngineUsage(len(work.prompt_ids), 0, group.sampled)
+            usage = EngineUsage(len(work.prompt_ids), group.cached or 0, group.sampled)
         return Delta(
             request_id=work.request_id,
             attempt=work.attempt,

@@ -38,6 +38,7 @@ class NativeEngine:
         sizes: Sizes,
         *,
         waiting_max: int = WAITING_MAX,
+        prefix_cache: bool = True,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.max_num_seqs = sizes.max_num_seqs
@@ -47,6 +48,7 @@ class NativeEngine:
             BlockPool(sizes.kv_blocks, sizes.block_tokens),
             max_num_seqs=sizes.max_num_seqs,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
+            prefix_cache=prefix_cache,
         )
         self._core = Core(
             runner, vocabulary, scheduler, context=sizes.context, waiting_max=waiting_max, clock_ns=clock_ns
@@ -72,11 +74,13 @@ class NativeEngine:
         block_tokens: int,
         dtype: str = "auto",
         device: str = "auto",
+        prefix_cache: bool = True,
     ) -> NativeEngine:
         """Loads a model directory (loader.py). `kv_blocks` None = what `max_num_seqs` full contexts need, within a
-        memory bound. `dtype`: auto | float32 | bfloat16; auto takes what computes faster here. Raises ModelError."""
+        memory bound. `dtype`: auto | float32 | bfloat16; auto takes what computes faster here (see
+        precision.py). Raises ModelError."""
         wish = Sizes(max_num_seqs, max_context, max_num_batched_tokens, kv_blocks or 0, block_tokens)
-        return cls(*directory_parts(path, wish, dtype, pick_device(device)))
+        return cls(*directory_parts(path, wish, dtype, pick_device(device)), prefix_cache=prefix_cache)
 
     @classmethod
     def from_module(
@@ -91,10 +95,11 @@ class NativeEngine:
         block_tokens: int,
         dtype: str = "float32",
         device: str = "cpu",
+        prefix_cache: bool = True,
     ) -> NativeEngine:
         """From a transformers causal language model in memory: its `config` and its tensors are read, not its code."""
         wish = Sizes(max_num_seqs, max_context, max_num_batched_tokens, kv_blocks or 0, block_tokens)
-        return cls(*module_parts(module, vocabulary, wish, dtype, pick_device(device)))
+        return cls(*module_parts(module, vocabulary, wish, dtype, pick_device(device)), prefix_cache=prefix_cache)
 
     async def start(self, on_deltas: OnDeltas) -> None:
         assert self._thread is None, "an engine starts once"
@@ -114,8 +119,8 @@ class NativeEngine:
 
     def check(self) -> list[str]:
         problems = self._core.check()
-        if self._thread is not None and not self._thread.is_alive() and not self._stopping:
-            problems.append(f"the engine's thread has died: {self._failure}")
+        if self._failure is not None:
+            problems.append(f"the engine's step loop has died: {self._failure}")
         return problems
 
     async def stop(self) -> None:

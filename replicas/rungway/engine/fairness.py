@@ -8,7 +8,7 @@ the least counter among the active ones, so that idling earns no credit.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rungway.engine.sequence import Sequence
 
@@ -17,11 +17,12 @@ SHARES_MAX = 4096  # counters kept for shares that are idle
 
 
 class FairQueue:
-    """Waiting sequences. `push` at the back (new) or the front (preempted) of their share's line."""
+    """Waiting sequences, in each share's line by age; those that come back from running stand where they stood."""
 
     def __init__(self) -> None:
         self._bands: dict[int, dict[str, deque[Sequence]]] = {}
         self._spent: dict[str, float] = {}
+        self._owed: dict[str, float] = {}
         self._floor = 0.0
         self._size = 0
 
@@ -33,13 +34,15 @@ class FairQueue:
             for line in band.values():
                 yield from line
 
-    def push(self, seq: Sequence, *, front: bool = False) -> None:
+    def push(self, seq: Sequence) -> None:
+        """At its place by arrival: at the end for a new one, in front for most that were preempted."""
         work = seq.group.work
         line = self._bands.setdefault(work.priority, {}).setdefault(work.share, deque())
-        if front:
-            line.appendleft(seq)
-        else:
+        if not line or line[-1].arrival < seq.arrival:
             line.append(seq)
+        else:
+            at = next(at for at, other in enumerate(line) if other.arrival > seq.arrival)
+            line.insert(at, seq)
         self._size += 1
 
     def arrive(self, share: str) -> None:
@@ -47,12 +50,27 @@ class FairQueue:
         self._spent[share] = max(self._spent.get(share, 0.0), self._floor)
 
     def head(self) -> Sequence | None:
-        """The sequence to admit next, left in place."""
+        """The sequence to admit next, left in place: of the most urgent band the share that got least, counting what its
+        admitted sequences are about to get."""
         if not self._bands:
             return None
         band = self._bands[min(self._bands)]
-        share = min(band, key=lambda name: (self._spent.get(name, 0.0), band[name][0].arrival))
+        share = min(band, key=lambda name: (self.got(name), band[name][0].arrival))
         return band[share][0]
+
+    def got(self, share: str) -> float:
+        """A share's counter with what it owes."""
+        return self._spent.get(share, self._floor) + self._owed.get(share, 0.0)
+
+    def owe(self, sequences: Iterable[Sequence], *, anew: bool = False) -> None:
+        """Sequences that were admitted: their tokens count for the order at once and are charged when computed. `anew`
+        forgets what was owed before."""
+        if anew:
+            self._owed.clear()
+        for seq in sequences:
+            work = seq.group.work
+            due = INPUT_COST * max(0, len(seq.tokens) - max(seq.charged, seq.computed)) / work.weight
+            self._owed[work.share] = self._owed.get(work.share, 0.0) + due
 
     def remove(self, seq: Sequence) -> None:
         work = seq.group.work
@@ -71,7 +89,7 @@ class FairQueue:
     def charge(self, seq: Sequence, *, inputs: int, outputs: int) -> None:
         """Tokens given to a sequence. A preempted sequence is not charged again for what it computes twice."""
         work = seq.group.work
-        cost = (INPUT_COST * inputs + OUTPUT_COST * outputs) / max(work.weight, 1e-6)
+        cost = (INPUT_COST * inputs + OUTPUT_COST * outputs) / work.weight
         self._spent[work.share] = self._spent.get(work.share, self._floor) + cost
 
     def settle(self, active: set[str]) -> None:

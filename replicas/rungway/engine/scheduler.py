@@ -2,11 +2,11 @@
 
 One rule: every sequence has tokens known and tokens computed, and a step hands out `max_num_batched_tokens` among at
 most `max_num_seqs` sequences so that the second catches up with the first. Prefill, chunked prefill, decode and
-recomputation after preemption are all this rule (after vLLM's V1 scheduler).
+recomputation after preemption are all this rule (after vLLM's V1 scheduler); a prefix hit only moves where it begins.
 
     held -> waiting          the group's first member has computed the prompt (or has gone)
     waiting -> running       admitted: a row and all blocks for the tokens it knows
-    running -> waiting       preempted: blocks given back, to be computed again
+    running -> waiting       preempted: blocks given back, to be found in the prefix cache or computed again
     any -> ended             finished, cancelled or failed: blocks free at once
 """
 
@@ -18,6 +18,7 @@ from typing import NamedTuple
 from rungway.engine.blocks import BlockPool
 from rungway.engine.fairness import FairQueue
 from rungway.engine.sequence import Group, Sequence, Status
+from rungway.engine.victims import enough_for, least_worth_keeping
 
 
 class Slice(NamedTuple):
@@ -30,7 +31,9 @@ class Slice(NamedTuple):
 class Scheduler:
     """Owner of all sequences and of the block pool. Not thread-safe; the engine locks around it."""
 
-    def __init__(self, pool: BlockPool, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self, pool: BlockPool, *, max_num_seqs: int, max_num_batched_tokens: int, prefix_cache: bool = True
+    ) -> None:
         assert 0 < max_num_seqs <= max_num_batched_tokens, "each running sequence needs one token of the budget"
         self.pool = pool
         self.max_num_seqs = max_num_seqs
@@ -39,6 +42,7 @@ class Scheduler:
         self.waiting = FairQueue()
         self.groups: dict[str, Group] = {}
         self.preemptions = 0
+        self._prefix_cache = prefix_cache
         self._rows = list(range(max_num_seqs - 1, -1, -1))
         self._arrivals = 0
 
@@ -57,14 +61,11 @@ class Scheduler:
     def schedule(self) -> list[Slice]:
         """The next step, most urgent first: decodes, then prefills under way, then admissions while budget, rows and
         blocks last. Never empty while anything is waiting or running."""
-        budget = self.max_num_batched_tokens
-        preempted = self.preemptions
-        step: list[Slice] = []
-        for seq in sorted(self.running, key=_running_order):
-            if seq.status is Status.RUNNING and self._grow(seq):
-                step.append(Slice(seq, 1 if seq.wanted == 1 else 0))
-        step = [item for item in step if item.seq.status is Status.RUNNING]
-        budget -= sum(item.size for item in step)
+        given_way = self._grow_all()
+        self.waiting.owe(self.running, anew=True)
+        self._admit_urgent()
+        step = [Slice(seq, 1 if seq.wanted == 1 else 0) for seq in sorted(self.running, key=_running_order)]
+        budget = self.max_num_batched_tokens - sum(item.size for item in step)
         contended = len(self.waiting) + sum(1 for item in step if item.size == 0) > 1
         chunk_max = max(1, self.max_num_batched_tokens // 2) if contended else self.max_num_batched_tokens
         for at, item in enumerate(step):
@@ -72,11 +73,10 @@ class Scheduler:
                 count = min(item.seq.wanted, chunk_max, budget)
                 step[at] = Slice(item.seq, count)
                 budget -= count
-        if self.preemptions == preempted:  # else the newcomer would only take the victim's place
-            while budget > 0 and (admitted := self._admit(idle=not self.running)) is not None:
-                count = min(admitted.wanted, chunk_max, budget)
-                step.append(Slice(admitted, count))
-                budget -= count
+        while budget > 0 and (admitted := self._admit(above=given_way)) is not None:
+            count = min(admitted.wanted, chunk_max, budget)
+            step.append(Slice(admitted, count))
+            budget -= count
         return _fill(step, budget)
 
     def commit(self, step: list[Slice]) -> None:
@@ -88,6 +88,7 @@ class Scheduler:
                 inputs = min(fresh, max(0, seq.context - seq.charged))
                 self.waiting.charge(seq, inputs=inputs, outputs=fresh - inputs)
                 seq.charged = seq.computed
+            self._learn(seq)
             if seq.index == 0 and seq.group.live > 1:
                 self._release_held(seq)
         self.waiting.settle({group.work.share for group in self.groups.values()})
@@ -126,52 +127,97 @@ class Scheduler:
         for group in self.groups.values():
             yield from (seq for seq in group.members if seq.status is not Status.ENDED)
 
-    def _enqueue(self, seq: Sequence, *, front: bool = False) -> None:
+    def _enqueue(self, seq: Sequence) -> None:
         seq.status = Status.WAITING
-        self.waiting.push(seq, front=front)
+        self.waiting.push(seq)
 
-    def _admit(self, *, idle: bool) -> Sequence | None:
-        """Moves the head of the queue to running with blocks for all tokens that it knows, or returns None."""
+    def _admit_urgent(self) -> None:
+        """Heads of the queue that are more urgent than running ones start now, at the cost of just enough of these."""
+        while (head := self.waiting.head()) is not None and any(seq.priority > head.priority for seq in self.running):
+            self._find(head)
+            missing = self.pool.needed(len(head.tokens)) - len(head.blocks)
+            victims = enough_for(
+                head,
+                self.running,
+                rows_free=len(self._rows),
+                blocks_short=lambda gone: missing + len(self.running) - gone - self.pool.free,  # noqa: B023
+                frees=lambda seq: self.pool.exclusive(seq.blocks),
+                got=self.waiting.got,
+            )
+            for victim in victims or ():
+                self._preempt(victim)
+            if victims is None or self._admit(above=None) is None:
+                return
+
+    def _admit(self, *, above: int | None) -> Sequence | None:
+        """Moves the head of the queue to running with blocks for all tokens that it knows, or returns None. It has to be
+        more urgent than the band `above`, which gave way in this step: it would only take the victim's place."""
         seq = self.waiting.head()
-        if seq is None or not self._rows:
+        if seq is None or not self._rows or (above is not None and seq.priority >= above):
             return None
+        idle = not self.running
+        self._find(seq)
         missing = self.pool.needed(len(seq.tokens)) - len(seq.blocks)
         if idle and missing > self.pool.free:
             self._drop_waiting_blocks(keep=seq)
-            missing = self.pool.needed(len(seq.tokens)) - len(seq.blocks)
         # while others run, one spare block each keeps the newcomer from being preempted at once
         spare = 0 if idle else len(self.running)
-        if missing + spare > self.pool.free:
+        taken = self.pool.take(missing) if missing + spare <= self.pool.free else None
+        if taken is None:
             return None
-        seq.blocks += self.pool.take(missing) or []
+        seq.blocks += taken
         self.waiting.remove(seq)
+        self.waiting.owe([seq])
         seq.status = Status.RUNNING
         seq.row = self._rows.pop()
         self.running.append(seq)
+        seq.charged = max(seq.charged, seq.computed)  # what was found costs nothing
+        if seq.group.cached is None:
+            seq.group.cached = min(seq.computed, len(seq.group.work.prompt_ids))
         return seq
 
-    def _grow(self, seq: Sequence) -> bool:
-        """Gives a running sequence the block for its next token, at the cost of the least urgent one. False when
-        that was the sequence itself."""
-        while self.pool.needed(len(seq.tokens)) > len(seq.blocks):
-            block = self.pool.take(1)
-            if block is not None:
-                seq.blocks += block
-                continue
-            if self._drop_waiting_blocks(keep=None):
-                continue
-            victim = max(self.running, key=lambda other: other.rank)
-            self._preempt(victim)
-            if victim is seq:
-                return False
-        return True
+    def _find(self, seq: Sequence) -> None:
+        """Takes what the prefix cache has of a waiting sequence's tokens; the last token is always computed anew, for a
+        sequence must have something to compute."""
+        if not self._prefix_cache or seq.blocks:
+            return
+        whole = (len(seq.tokens) - 1) // self.pool.block_tokens
+        found = self.pool.known.match(seq.group.work.share, seq.tokens, seq.keys, whole)
+        self.pool.share(found)
+        seq.blocks = found
+        seq.known = len(found)
+        seq.computed = len(found) * self.pool.block_tokens
+
+    def _learn(self, seq: Sequence) -> None:
+        """Offers the blocks that a sequence has filled to the prefix index."""
+        if not self._prefix_cache:
+            return
+        share = seq.group.work.share
+        while (seq.known + 1) * self.pool.block_tokens <= seq.computed:
+            self.pool.known.learn(share, seq.tokens, seq.keys, seq.blocks, seq.known)
+            seq.known += 1
+
+    def _grow_all(self) -> int | None:
+        """Gives every running sequence the block for its next token, at the cost of the one least worth keeping. Returns
+        the most urgent band that gave way, None where nobody had to."""
+        given_way: int | None = None
+        for seq in sorted(self.running, key=_running_order):
+            while seq.status is Status.RUNNING and self.pool.needed(len(seq.tokens)) > len(seq.blocks):
+                block = self.pool.take(1)
+                if block is not None:
+                    seq.blocks += block
+                elif not self._drop_waiting_blocks(keep=None):
+                    victim = least_worth_keeping(self.running)
+                    self._preempt(victim)
+                    given_way = victim.priority if given_way is None else min(given_way, victim.priority)
+        return given_way
 
     def _preempt(self, seq: Sequence) -> None:
         self._leave_row(seq)
         self._free(seq)
         seq.preemptions += 1
         self.preemptions += 1
-        self._enqueue(seq, front=True)
+        self._enqueue(seq)
 
     def _drop_waiting_blocks(self, keep: Sequence | None) -> bool:
         """Waiting siblings hold shared prompt blocks; they can be computed again. True when a block became free."""
@@ -197,6 +243,7 @@ class Scheduler:
             if seq.status is Status.HELD:
                 self.pool.share(shared)
                 seq.blocks = list(shared)
+                seq.known = len(shared)
                 seq.computed = seq.charged = len(shared) * self.pool.block_tokens
                 self._enqueue(seq)
 
@@ -208,7 +255,7 @@ class Scheduler:
     def _free(self, seq: Sequence) -> None:
         self.pool.release(seq.blocks)
         seq.blocks = []
-        seq.computed = 0
+        seq.computed = seq.known = 0
 
 
 def _fill(step: list[Slice], budget: int) -> list[Slice]:

@@ -31,6 +31,8 @@ class Sequence:
         "context",
         "group",
         "index",
+        "keys",
+        "known",
         "limit",
         "preemptions",
         "row",
@@ -50,6 +52,8 @@ class Sequence:
         self.computed = 0
         self.charged = 0  # tokens that the share has paid for; recomputation is free
         self.blocks: list[int] = []
+        self.keys: list[bytes] = []  # of the whole blocks of `tokens`, as far as they were needed (prefix.py)
+        self.known = 0  # leading blocks that were offered to the prefix index
         self.row = -1
         self.status = Status.HELD
         self.preemptions = 0
@@ -63,19 +67,16 @@ class Sequence:
     def priority(self) -> int:
         return self.group.work.priority
 
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Lower is more worth keeping: priority band, then age."""
-        return (self.group.work.priority, self.arrival)
-
 
 class Group:
-    """All sequences of one Work. `sampled` counts this attempt's tokens over all of them."""
+    """All sequences of one Work. `sampled` counts this attempt's tokens over all of them; `cached` are the prompt tokens
+    that the first admission found in the prefix cache, None before it."""
 
-    __slots__ = ("live", "members", "sampled", "work")
+    __slots__ = ("cached", "live", "members", "sampled", "work")
 
     def __init__(self, work: Work) -> None:
         self.work = work
         self.members: list[Sequence] = []
         self.live = work.sequences
         self.sampled = 0
+        self.cached: int | None = None
