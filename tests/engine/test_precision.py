@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.native_kit import VOCAB, ByteVocabulary, make_core, random_model, random_prompts, run_all, work
-from rungway.engine import assemble
+from rungway.engine import assemble, precision
 from rungway.engine.architecture import read_architecture
 from rungway.engine.assemble import Sizes, module_parts
 from rungway.engine.errors import ModelError
@@ -16,6 +16,7 @@ from rungway.engine.int8 import Int8Linear, int8_works
 from rungway.engine.model import Decoder
 from rungway.engine.precision import INT8, INT8_PART, Maker, Role, candidates, plain
 from rungway.engine.selftest import Likeness, likeness, probe_ids, read_through
+from rungway.engine.smoothing import factors
 
 CPU = torch.device("cpu")
 needs_int8 = pytest.mark.skipif(not int8_works(), reason="the 8-bit operator is not usable on this processor")
@@ -84,16 +85,16 @@ def test_a_model_that_suffers_from_int8_is_served_in_plain_numbers(model: Any, m
     monkeypatch.setattr(assemble, "candidates", lambda *_: [INT8, INT8_PART, bfloat16])
     sizes = Sizes(4, 64, 32, 16, 4)
 
-    def precision() -> str:
+    def chosen() -> str:
         return module_parts(model, ByteVocabulary(), sizes, "auto", CPU)[0].precision
 
     monkeypatch.setattr(assemble, "likeness", lambda *_: Likeness(1.0, 0.0))
-    assert precision() == "int8"
+    assert chosen() == "int8"
     monkeypatch.setattr(assemble, "likeness", lambda *_: Likeness(0.2, 3.0))
-    assert precision() == "bfloat16"
+    assert chosen() == "bfloat16"
     verdicts = iter([Likeness(0.2, 3.0), Likeness(1.0, 0.0)])
     monkeypatch.setattr(assemble, "likeness", lambda *_: next(verdicts))
-    assert precision() == "int8+bfloat16"
+    assert chosen() == "int8+bfloat16"
 
 
 def test_float32_is_never_anything_else(model: Any) -> None:
@@ -120,3 +121,40 @@ def test_each_shape_is_measured_once_and_both_forms_compute_the_same() -> None:
     make = Maker(INT8)
     make(Role.HEAD, weight)
     assert set(make.chosen) == {(VOCAB, 64)}
+
+
+@needs_int8
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_balancing_changes_no_product_and_helps_where_channels_are_uneven(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model whose norms blow up a few channels, as trained ones do."""
+    monkeypatch.setattr(precision, "_best_s", lambda actions: [0.0] * len(actions))  # 8 bits everywhere
+    model = random_model(family)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    for name, value in state.items():
+        if name.endswith("layernorm.weight"):
+            value[::16] *= 40.0
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight")):
+            value[:, ::16] /= 40.0
+    arch, ids = read_architecture(model.config.to_dict()), probe_ids(ByteVocabulary(), 64)
+    exact = plain(torch.float32)
+    watch = Maker(exact)
+    watch.watching = True
+    with torch.inference_mode():
+        reference = read_through(Decoder(arch, state.__getitem__, exact, CPU, None, watch), ids)
+        peaks = {place: layer.peaks for place, layer in watch.watched.items()}
+        uneven, even = (
+            likeness(reference, read_through(Decoder(arch, state.__getitem__, INT8, CPU, None, Maker(INT8, seen)), ids))
+            for seen in (None, peaks)
+        )
+    assert len(peaks) == 4 * arch.layers
+    assert even.divergence < 0.5 * uneven.divergence and even.good
+
+
+def test_channels_that_were_never_seen_are_left_alone() -> None:
+    weight = torch.randn(8, 4)
+    by = factors(torch.tensor([1.0, 100.0, 0.0, 1.0]), weight)
+    assert bool((by > 0).all()) and float(by.log().mean()) == pytest.approx(0.0, abs=1e-5)
+    x = torch.randn(3, 4)
+    assert torch.allclose((x / by) @ (weight * by).T, x @ weight.T, atol=1e-4)

@@ -13,7 +13,7 @@ from rungway.engine.architecture import Architecture, read_architecture
 from rungway.engine.errors import ModelError
 from rungway.engine.model import Decoder, Weights
 from rungway.engine.ops import Ops
-from rungway.engine.precision import candidates
+from rungway.engine.precision import Maker, candidates
 from rungway.engine.runner import TorchRunner
 from rungway.engine.selftest import likeness, probe_ids, read_through
 from rungway.engine.tokenizer import HfTokenizer, Vocabulary
@@ -87,9 +87,13 @@ def _model(
     *fewer_bits, last = candidates(dtype, arch, device)
     if fewer_bits:
         ids = probe_ids(vocabulary, arch.context)
-        expected = read_through(Decoder(arch, weights, last, device, ops), ids)
+        watch = Maker(last)
+        watch.watching = True
+        expected = read_through(Decoder(arch, weights, last, device, ops, watch), ids)
+        peaks = {place: layer.peaks for place, layer in watch.watched.items()}
+        del watch
     for kind in fewer_bits:
-        model = Decoder(arch, weights, kind, device, ops)
+        model = Decoder(arch, weights, kind, device, ops, Maker(kind, peaks))
         alike = likeness(expected, read_through(model, ids))
         if alike.good:
             return model

@@ -46,8 +46,10 @@ class Decoder:
         precision: Precision,
         device: torch.device,
         ops: Ops | None = None,
+        make: Maker | None = None,
     ) -> None:
-        """`weights(name)` gives a tensor by its Hugging Face name, or raises KeyError. `ops` None = by device."""
+        """`weights(name)` gives a tensor by its Hugging Face name, or raises KeyError. `ops` None = by device. `make` None =
+        layers of `precision` without knowledge of their inputs."""
 
         def get(name: str) -> torch.Tensor:
             return weights(name).to(device=device, dtype=precision.cache)
@@ -56,7 +58,7 @@ class Decoder:
         self.precision = precision
         self.dtype = precision.cache
         self.device = device
-        self.make = Maker(precision)
+        self.make = make or Maker(precision)
         self.ops = ops or pick_ops(device)
         try:
             self._embedding = get("model.embed_tokens.weight")
@@ -85,23 +87,40 @@ class Decoder:
 
 class _Layer:
     def __init__(self, model: Decoder, get: Weights, prefix: str) -> None:
-        def fused(role: Role, *names: str, dtype: torch.dtype | None = None) -> Projection:
+        def fused(*names: str) -> tuple[torch.Tensor, torch.Tensor | None]:
             weight = torch.cat([get(f"{prefix}{name}.weight") for name in names])
             try:
-                bias = torch.cat([get(f"{prefix}{name}.bias") for name in names])
+                return weight, torch.cat([get(f"{prefix}{name}.bias") for name in names])
             except KeyError:
-                bias = None
-            return model.make(role, weight, bias, dtype=dtype)
+                return weight, None
 
-        hidden = model.precision.hidden
+        def made(
+            role: Role, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype | None = None
+        ) -> Projection:
+            return make.watch(prefix + role, make(role, weight, bias, dtype=dtype), weight.shape[1])
+
+        make, hidden = model.make, model.precision.hidden
         self._arch = model.arch
         self._ops = model.ops
         self._input_norm = get(f"{prefix}input_layernorm.weight").to(hidden)
         self._mlp_norm = get(f"{prefix}post_attention_layernorm.weight").to(hidden)
-        self._qkv = fused(Role.QKV, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", dtype=model.dtype)
-        self._out = fused(Role.OUT, "self_attn.o_proj")
-        self._gate_up = fused(Role.GATE_UP, "mlp.gate_proj", "mlp.up_proj")
-        self._down = fused(Role.DOWN, "mlp.down_proj")
+        weight, bias = fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        weight, by = make.balance(Role.QKV, prefix + Role.QKV, weight)
+        if by is not None:
+            self._input_norm = self._input_norm / by
+        self._qkv = made(Role.QKV, weight, bias, model.dtype)
+        self._out = made(Role.OUT, *fused("self_attn.o_proj"))
+        weight, bias = fused("mlp.gate_proj", "mlp.up_proj")
+        weight, by = make.balance(Role.GATE_UP, prefix + Role.GATE_UP, weight)
+        if by is not None:
+            self._mlp_norm = self._mlp_norm / by
+        down, down_bias = fused("mlp.down_proj")
+        down, by = make.balance(Role.DOWN, prefix + Role.DOWN, down)
+        if by is not None:
+            rows = torch.cat([torch.ones_like(by), 1.0 / by])  # only `up` scales the product silu(gate) * up
+            weight, bias = weight.float() * rows[:, None], None if bias is None else bias.float() * rows
+        self._gate_up = made(Role.GATE_UP, weight, bias)
+        self._down = made(Role.DOWN, down, down_bias)
 
     def __call__(self, x: torch.Tensor, angles: Angles, batch: Batch, stored: torch.Tensor) -> torch.Tensor:
         arch, ops = self._arch, self._ops

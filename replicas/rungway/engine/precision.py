@@ -10,7 +10,7 @@ int8+bfloat16  the same with those layers in bfloat16 that cost most accuracy: i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
@@ -21,11 +21,12 @@ from rungway.engine.architecture import Architecture
 from rungway.engine.errors import ModelError
 from rungway.engine.int8 import Int8Linear, int8_works
 from rungway.engine.linear import Linear
+from rungway.engine.smoothing import Watched, factors
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BATCH = 8  # tokens of the decode step that is timed
-_TRIES = 5
-_INT8_LEAD = 1.1  # a layer alone stays in the caches; in the model, half the bytes are worth this much more
+_TRIES = 9
+_INT8_LEAD = 1.25  # a layer alone stays in the caches; in the model, half the bytes are worth about this much more
 
 
 class Projection(Protocol):
@@ -89,8 +90,12 @@ def candidates(name: str, arch: Architecture, device: torch.device) -> list[Prec
 class Maker:
     """Makes the layers of one model; for each shape it measures once which form is faster."""
 
-    def __init__(self, precision: Precision) -> None:
+    def __init__(self, precision: Precision, peaks: Mapping[str, torch.Tensor] | None = None) -> None:
+        """`peaks`: of the input channels of each layer, by place, as `watched` had them in the plain model."""
         self.precision = precision
+        self.peaks = peaks or {}
+        self.watching = False
+        self.watched: dict[str, Watched] = {}
         self.chosen: dict[tuple[int, int], str] = {}  # (out, in) -> int8 | bfloat16, where there was a choice
 
     def __call__(
@@ -117,6 +122,20 @@ class Maker:
         if role in precision.int8 and self.chosen[shape] == "int8":
             return Int8Linear(weight, bias, dtype=out)
         return Bfloat16Linear(weight, bias, dtype=out)
+
+    def watch(self, place: str, layer: Projection, inputs: int) -> Projection:
+        """A plain layer, with its input channels watched where `watching` was asked for."""
+        if not self.watching or not isinstance(layer, Linear):
+            return layer
+        self.watched[place] = Watched(layer, inputs)
+        return self.watched[place]
+
+    def balance(self, role: Role, place: str, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The weight, and by what to divide its input channels; None = leave them."""
+        if role not in self.precision.int8 or place not in self.peaks:
+            return weight, None
+        by = factors(self.peaks[place], weight)
+        return weight.float() * by, by
 
 
 class Bfloat16Linear:
