@@ -8,7 +8,7 @@ the least counter among the active ones, so that idling earns no credit.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 
 from rungway.engine.sequence import Sequence
 
@@ -44,6 +44,11 @@ class FairQueue:
             at = next(at for at, other in enumerate(line) if other.arrival > seq.arrival)
             line.insert(at, seq)
         self._size += 1
+
+    @property
+    def band(self) -> int | None:
+        """The most urgent priority that waits."""
+        return min(self._bands, default=None)
 
     def arrive(self, share: str) -> None:
         """A share has become active: no credit for the time that it was idle."""
@@ -92,7 +97,7 @@ class FairQueue:
         cost = (INPUT_COST * inputs + OUTPUT_COST * outputs) / work.weight
         self._spent[work.share] = self._spent.get(work.share, self._floor) + cost
 
-    def settle(self, active: set[str]) -> None:
+    def settle(self, active: Set[str]) -> None:
         """Once per step: raises the floor to the least active counter and forgets idle shares at or below it."""
         if active:
             self._floor = max(self._floor, min(self._spent.get(share, self._floor) for share in active))

@@ -12,6 +12,7 @@ recomputation after preemption are all this rule (after vLLM's V1 scheduler); a 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -43,6 +44,7 @@ class Scheduler:
         self.groups: dict[str, Group] = {}
         self.preemptions = 0
         self._prefix_cache = prefix_cache
+        self._active: Counter[str] = Counter()  # live requests by share
         self._rows = list(range(max_num_seqs - 1, -1, -1))
         self._arrivals = 0
 
@@ -52,6 +54,7 @@ class Scheduler:
         work = group.work
         assert work.request_id not in self.groups and self.pool.needed(limit) <= self.pool.total
         self.groups[work.request_id] = group
+        self._active[work.share] += 1
         for index in range(work.sequences):
             group.members.append(Sequence(group, index, self._arrivals, limit))
             self._arrivals += 1
@@ -62,9 +65,12 @@ class Scheduler:
         """The next step, most urgent first: decodes, then prefills under way, then admissions while budget, rows and
         blocks last. Never empty while anything is waiting or running."""
         given_way = self._grow_all()
-        self.waiting.owe(self.running, anew=True)
+        # what running ones owe matters to nobody while no one can be admitted
+        self.waiting.owe(self.running if self.waiting and (self._rows or self._urgent()) else (), anew=True)
         self._admit_urgent()
-        step = [Slice(seq, 1 if seq.wanted == 1 else 0) for seq in sorted(self.running, key=_running_order)]
+        step = [Slice(seq, 1) for seq in self.running if seq.wanted == 1]
+        prefills = [seq for seq in self.running if seq.wanted > 1]
+        step += [Slice(seq, 0) for seq in sorted(prefills, key=_running_order)]
         budget = self.max_num_batched_tokens - sum(item.size for item in step)
         contended = len(self.waiting) + sum(1 for item in step if item.size == 0) > 1
         chunk_max = max(1, self.max_num_batched_tokens // 2) if contended else self.max_num_batched_tokens
@@ -91,7 +97,7 @@ class Scheduler:
             self._learn(seq)
             if seq.index == 0 and seq.group.live > 1:
                 self._release_held(seq)
-        self.waiting.settle({group.work.share for group in self.groups.values()})
+        self.waiting.settle(self._active.keys())
 
     def end(self, seq: Sequence) -> None:
         """The one way out: finished, cancelled, failed. Blocks are free when it returns; a second call does nothing."""
@@ -105,13 +111,19 @@ class Scheduler:
         seq.status = Status.ENDED
         seq.group.live -= 1
         if seq.group.live == 0:
-            del self.groups[seq.group.work.request_id]
+            work = seq.group.work
+            del self.groups[work.request_id]
+            self._active[work.share] -= 1
+            if not self._active[work.share]:
+                del self._active[work.share]
         elif seq.index == 0:
             self._release_held(None, seq.group)
 
     def check(self) -> list[str]:
         """Recounts blocks, rows and queues from the sequences themselves; returns what disagrees."""
         problems = self.pool.check(seq.blocks for seq in self._all())
+        if self._active != Counter(group.work.share for group in self.groups.values()):
+            problems.append("the count of active shares is wrong")
         rows = sorted([*self._rows, *(seq.row for seq in self.running)])
         if rows != list(range(self.max_num_seqs)):
             problems.append(f"rows are lost or doubled: {rows}")
@@ -133,7 +145,7 @@ class Scheduler:
 
     def _admit_urgent(self) -> None:
         """Heads of the queue that are more urgent than running ones start now, at the cost of just enough of these."""
-        while (head := self.waiting.head()) is not None and any(seq.priority > head.priority for seq in self.running):
+        while (head := self._urgent()) is not None:
             self._find(head)
             missing = self.pool.needed(len(head.tokens)) - len(head.blocks)
             victims = enough_for(
@@ -148,6 +160,13 @@ class Scheduler:
                 self._preempt(victim)
             if victims is None or self._admit(above=None) is None:
                 return
+
+    def _urgent(self) -> Sequence | None:
+        """The head of the queue where it is of a more urgent band than something that runs."""
+        band = self.waiting.band
+        if band is None or all(seq.group.work.priority <= band for seq in self.running):
+            return None
+        return self.waiting.head()
 
     def _admit(self, *, above: int | None) -> Sequence | None:
         """Moves the head of the queue to running with blocks for all tokens that it knows, or returns None. It has to be
@@ -201,7 +220,9 @@ class Scheduler:
         """Gives every running sequence the block for its next token, at the cost of the one least worth keeping. Returns
         the most urgent band that gave way, None where nobody had to."""
         given_way: int | None = None
-        for seq in sorted(self.running, key=_running_order):
+        needed = self.pool.needed
+        hungry = [seq for seq in self.running if needed(len(seq.tokens)) > len(seq.blocks)]
+        for seq in sorted(hungry, key=_running_order):
             while seq.status is Status.RUNNING and self.pool.needed(len(seq.tokens)) > len(seq.blocks):
                 block = self.pool.take(1)
                 if block is not None:
