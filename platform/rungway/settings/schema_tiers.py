@@ -66,8 +66,9 @@ class Version(Section):
         default=None, description="Blocks of KV cache."
     )
     block_tokens: Count = Field(default=16, description="Tokens per KV block.")
-    dtype: Annotated[str, rules.one_of("auto", "bfloat16", "float16", "float32")] = Field(
-        default="auto", description="Numbers."
+    dtype: Annotated[str, rules.one_of("auto", "bfloat16", "float16", "float32", "int8")] = Field(
+        default="auto",
+        description="Numbers of weights and activations. `auto` on CPU: the fastest that passes a self-test at load; `float32` is exact.",
     )
     device: Annotated[str, rules.text("`auto`, `cpu`, `cuda` or `cuda:N`", r"auto|cpu|cuda(:\d+)?")] = Field(
         default="auto", description="Where it runs."
