@@ -30,6 +30,7 @@ COMMANDS: dict[str, str] = {
     "bench": "Measurements with bars: gateway, engine, controller, soak.",
     "demo": "Two tenants, a stream, a refusal, a downgrade and the bills, printed.",
     "drill": "Load and faults with a verdict table: peak-load, or `list`.",
+    "plan": "Capacity: sessions, rooflines, replicas and cost of a model on an accelerator.",
     "simulate": "The platform on a virtual clock: a trace or a random world, with faults.",
     "top": "Pools, queues and tenants, refreshed each second.",
 }
