@@ -6,98 +6,36 @@ from typing import Any
 
 import msgspec
 
-from rungway.contracts import (
-    Budget,
-    CacheTerms,
-    ChannelSpec,
-    ControllerSpec,
-    GatewaySpec,
-    Isolation,
-    LadderSpec,
-    LadderTerms,
-    ModelAlias,
-    Platform,
-    Price,
-    Quotas,
-    RungSpec,
-    Slo,
-    Tenant,
-    TenantClass,
-    Tier,
-    Version,
-)
+from rungway.contracts import LadderSpec, Platform, Quotas, Slo, Tenant, TenantClass, Tier
 from rungway.control.cell import Now
 from rungway.control.core import Core
 from rungway.control.effects import Effects
 from rungway.engine.protocol import EngineStats
 from rungway.messages import Granted, Message, Refused, ReplicaInfo, Report, Retry
 from rungway.policies.quality import load_default
+from rungway.simulate import scenario
 from rungway.types import Ask, AttemptEnd, Billing, Finish, Grant, LedgerRow, Refusal, Usage
 
-RUNGS = ("full", "rerank_off", "best_of_1", "context_trim", "small_tier", "cached_answer", "template", "defer")
-ENTER = (0.0, 0.9, 0.95, 1.0, 1.1, 2.0, 4.0, 8.0)
-LADDER = LadderSpec(
-    rungs=tuple(RungSpec(index=i, name=n, enter=e) for i, (n, e) in enumerate(zip(RUNGS, ENTER, strict=True)))
-)
-SMALL = Price(input=1_000_000, cached_input=200_000, output=2_000_000)  # 0.001 and 0.002 USD per 1,000 tokens
-LARGE = Price(input=10_000_000, cached_input=2_000_000, output=20_000_000)
+NO_LIMITS = Quotas(requests_per_minute=None, tokens_per_minute=None, concurrent_requests=None, queue_max=1000)
+LADDER = msgspec.structs.replace(scenario.LADDER, dwell_up_s=10.0, dwell_down_s=60.0, context_limit_tokens=1024)
 SECOND = 1_000_000_000
 START_WALL_NS = 1_800_000_000 * SECOND
 
 
 def tenant(name: str, **changes: Any) -> Tenant:
-    base = Tenant(
-        name=name,
-        plan="test",
-        keys=(),
-        tenant_class=TenantClass.INTERACTIVE,
-        weight=1.0,
-        models=("auto", "small", "large"),
-        value_nusd={"interactive": 20_000_000, "standard": 5_000_000, "batch": 500_000},
-        quotas=Quotas(requests_per_minute=None, tokens_per_minute=None, concurrent_requests=None, queue_max=1000),
-        isolation=Isolation(in_flight_share_max=1.0),
-        budget=Budget(nusd=None),
-        slo=Slo(ttft_ms_p99=500, tpot_ms_p99=60, availability=0.999),
-        ladder=LadderTerms(),
-        cache=CacheTerms(),
-    )
-    return msgspec.structs.replace(base, **changes)
-
-
-def version(tier: str, slots: int = 4) -> Version:
-    return Version(
-        name=f"{tier}-v1",
-        tier=tier,
-        model="",
-        backend="fake",
-        replicas_min=1,
-        replicas_max=1,
-        replica_cost_nusd_per_hour=0,
-        max_num_seqs=slots,
-        max_context=4096,
-    )
+    """An interactive tenant without limits, whose first token is due in half a second."""
+    terms = {"quotas": NO_LIMITS, "slo": Slo(ttft_ms_p99=500, tpot_ms_p99=60, availability=0.999), **changes}
+    return scenario.tenant(name, **terms)
 
 
 def platform(*tenants: Tenant, ladder: LadderSpec = LADDER, **spec: Any) -> Platform:
-    return Platform(
-        cell="test",
-        host="127.0.0.1",
-        port=0,
-        state_dir="",
-        tenants_dir="",
-        database="sqlite",
-        gateway=GatewaySpec(),
-        controller=ControllerSpec(in_flight_factor=1.0, **spec),
-        channel=ChannelSpec(),
-        tiers=(
-            Tier(name="small", rank=0, price=SMALL, versions=(version("small"),)),
-            Tier(name="large", rank=1, price=LARGE, versions=(version("large"),)),
-        ),
-        models=(ModelAlias(name="auto", tiers=("small", "large")),),
-        ladder=ladder,
-        tenants=tenants,
-        digest="digest",
+    """Two tiers, small and large, of one version each. Late binding is exact: as many in flight as a batch has places."""
+    tiers = tuple(
+        Tier(name=name, rank=rank, price=price, versions=(scenario.version(name, name=f"{name}-v1"),))
+        for rank, (name, price) in enumerate((("small", scenario.SMALL), ("large", scenario.LARGE)))
     )
+    base = scenario.platform(*tenants, tiers=tiers, in_flight_factor=1.0, **spec)
+    return msgspec.structs.replace(base, ladder=ladder, digest="digest")
 
 
 def billed(grant: Grant, tenant: str = "acme") -> Billing:

@@ -13,32 +13,14 @@ from typing import Any
 from rungway.chaos.bench.http_load import percentile
 from rungway.chaos.bench.report import Report, Say, surroundings
 from rungway.clock import NS_PER_MS, NS_PER_S
-from rungway.contracts import (
-    Budget,
-    CacheTerms,
-    ChannelSpec,
-    ControllerSpec,
-    GatewaySpec,
-    Isolation,
-    LadderSpec,
-    LadderTerms,
-    ModelAlias,
-    Platform,
-    Price,
-    Quotas,
-    RungSpec,
-    Slo,
-    Tenant,
-    TenantClass,
-    Tier,
-    Version,
-)
+from rungway.contracts import CLASS_ORDER, Budget, Platform, Price, Quotas, Tenant, Tier
 from rungway.control.cell import Now
 from rungway.control.core import Core
 from rungway.engine.protocol import EngineStats
 from rungway.messages import Granted, ReplicaInfo
 from rungway.messages import Report as ReplicaReport
 from rungway.policies.quality import load_default
+from rungway.simulate import scenario
 from rungway.types import Ask, AttemptEnd, Billing, Finish, Grant, Usage
 
 TENANTS = 1000
@@ -48,65 +30,30 @@ TICK_TURNS = 10
 DECISIONS = 30_000
 BAR_PER_S = 3000.0
 _START_WALL_NS = 1_800_000_000 * NS_PER_S
-_RUNGS = ("full", "rerank_off", "best_of_1", "context_trim", "small_tier", "cached_answer", "template", "defer")
-_ENTER = (0.0, 0.9, 0.95, 1.0, 1.1, 2.0, 4.0, 8.0)
 
 
 def _tenant(number: int) -> Tenant:
-    classes = (TenantClass.INTERACTIVE, TenantClass.STANDARD, TenantClass.BATCH)
-    return Tenant(
-        name=f"t{number}",
-        plan="bench",
-        keys=(),
-        tenant_class=classes[number % 3],
+    return scenario.tenant(
+        f"t{number}",
+        tenant_class=CLASS_ORDER[number % 3],
         weight=1.0 + number % 4,
-        models=("auto", "small", "large"),
-        value_nusd={"interactive": 20_000_000, "standard": 5_000_000, "batch": 500_000},
         quotas=Quotas(
             requests_per_minute=1_000_000, tokens_per_minute=1_000_000_000, concurrent_requests=1000, queue_max=1000
         ),
-        isolation=Isolation(in_flight_share_max=1.0),
         budget=Budget(nusd=10**15),
-        slo=Slo(ttft_ms_p99=500, tpot_ms_p99=60, availability=0.999),
-        ladder=LadderTerms(),
-        cache=CacheTerms(),
     )
 
 
 def _tier(name: str, rank: int, unit: int) -> Tier:
-    version = Version(
-        name=f"{name}-v1",
-        tier=name,
-        model="",
-        backend="fake",
-        replicas_min=1,
-        replicas_max=1,
-        replica_cost_nusd_per_hour=0,
-        max_num_seqs=256,
-        max_context=4096,
-    )
     price = Price(input=unit, cached_input=unit // 4, output=2 * unit)
-    return Tier(name=name, rank=rank, price=price, versions=(version,))
+    return Tier(
+        name=name, rank=rank, price=price, versions=(scenario.version(name, name=f"{name}-v1", max_num_seqs=256),)
+    )
 
 
 def _platform() -> Platform:
-    rungs = tuple(RungSpec(index=at, name=name, enter=_ENTER[at]) for at, name in enumerate(_RUNGS))
-    return Platform(
-        cell="bench",
-        host="127.0.0.1",
-        port=0,
-        state_dir="",
-        tenants_dir="",
-        database="sqlite",
-        gateway=GatewaySpec(),
-        controller=ControllerSpec(),
-        channel=ChannelSpec(),
-        tiers=(_tier("small", 0, 1_000_000), _tier("large", 1, 10_000_000)),
-        models=(ModelAlias(name="auto", tiers=("small", "large")),),
-        ladder=LadderSpec(rungs=rungs),
-        tenants=tuple(_tenant(number) for number in range(TENANTS)),
-        digest="bench",
-    )
+    tiers = (_tier("small", 0, 1_000_000), _tier("large", 1, 10_000_000))
+    return scenario.platform(*(_tenant(number) for number in range(TENANTS)), tiers=tiers)
 
 
 class _Drive:
