@@ -62,7 +62,7 @@ class Cell:
         self.tenants: dict[str, TenantState] = {}
         self.pools: dict[str, Pool] = {}
         self.flights: dict[str, Flight] = {}
-        self.gateways: set[str] = set()
+        self.gateways: dict[str, None] = {}  # a set in order of arrival: what goes to all goes in one order
         self.replicas: dict[str, ReplicaInfo] = {}
         self.settled: OrderedDict[str, dict[int, int]] = OrderedDict()
         self.refused: OrderedDict[str, str] = (

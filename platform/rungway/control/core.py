@@ -30,7 +30,7 @@ class Core:
     def gateway_hello(self, gateway_id: str, flights: Iterable[WireFlight], now: Now) -> None:
         """A gateway (re)connected: it gets the directory and the peers, its flights are taken over or re-judged."""
         cell = self.cell
-        cell.gateways.add(gateway_id)
+        cell.gateways[gateway_id] = None
         cell.effects.sends.append((gateway_id, Directory(cell.version, cell.platform, cell.session_secret)))
         cell.effects.sends.append((gateway_id, Peers(list(cell.replicas.values()))))
         for wire in flights:

@@ -193,7 +193,7 @@ def replica_lost(cell: Cell, replica_id: str, now: Now) -> None:
 
 def gateway_lost(cell: Cell, gateway_id: str, now: Now) -> None:
     """Its clients are gone with it. Replicas notice by themselves, stop, and report what they had emitted."""
-    cell.gateways.discard(gateway_id)
+    cell.gateways.pop(gateway_id, None)
     for flight in [f for f in cell.flights.values() if f.ask.gateway_id == gateway_id]:
         flight.gateway_lost_ns = now.mono_ns
         if flight.attempts and flight.entry is None:

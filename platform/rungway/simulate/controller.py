@@ -56,7 +56,7 @@ class SimController:
         self.told = 0
         self.turns = 0
         self.core: Core
-        self.links: set[Link] = set()
+        self.links: dict[Link, None] = {}  # a set in order of arrival, or a seed would play differently in each process
         self._peers: dict[str, Link] = {}
         self._pending: deque[Effects] = deque()
         self._life = 0

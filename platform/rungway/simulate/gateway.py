@@ -107,7 +107,7 @@ class SimGateway:
 
     def _peers(self, peers: Peers) -> None:
         names = {info.replica_id for info in peers.replicas}
-        for name in names - self.links.keys():
+        for name in sorted(names - self.links.keys()):
             if name in self.replicas:
                 self.links[name] = Link(self.wire, self, self.replicas[name])
 

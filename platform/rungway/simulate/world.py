@@ -112,14 +112,14 @@ class World:
             owed=owed,
         )
         self.replicas[replica.name] = replica
-        self.controller.links.add(Link(self.wire, replica, self.controller))
+        self.controller.links[Link(self.wire, replica, self.controller)] = None
 
     def start_gateway(self) -> None:
         self._serial += 1
         name = f"gateway#{self._serial}"
         gateway = SimGateway(self.wire, name, self.platform, self.replicas, self.clients.done)
         self.gateways.append(gateway)
-        self.controller.links.add(Link(self.wire, gateway, self.controller))
+        self.controller.links[Link(self.wire, gateway, self.controller)] = None
 
     # -- faults -----------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class World:
         owed = replica.kill()
         if replica.link is not None:
             replica.link.close()
-            self.controller.links.discard(replica.link)
+            self.controller.links.pop(replica.link, None)
         for gateway in self.gateways:
             link = gateway.links.get(replica.name)
             if link is not None:
@@ -159,7 +159,7 @@ class World:
         gateway = living[pick % len(living)]
         gone: list[Flight] = gateway.kill()
         if gateway.uplink is not None:
-            self.controller.links.discard(gateway.uplink)
+            self.controller.links.pop(gateway.uplink, None)
         for flight in gone:
             self.clients.died(flight)
         self._later(back_after_s, self.start_gateway)
