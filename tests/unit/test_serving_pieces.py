@@ -19,9 +19,13 @@ from rungway.serve.environment import (
     free_port,
     make_run_directory,
     run_directory,
+    threads_per_engine,
 )
 from rungway.serve.instance import Instance, check_port
 from rungway.serve.loopback import narrowed
+from rungway.settings import load_platform
+
+CONFIGS = Path(__file__).parents[2] / "config"
 
 SERVES_CONFIG = """global
     log 127.0.0.1:514 local0 info
@@ -217,3 +221,10 @@ def test_running_requests_are_the_backends_sessions() -> None:
     )
     assert ongoing(statistics) == 5
     assert ongoing("") == 0
+
+
+def test_cores_are_shared_out_among_native_engines() -> None:
+    two_engines = load_platform(CONFIGS / "quickstart.yaml")
+    assert [threads_per_engine(two_engines, cores) for cores in (1, 2, 8)] == [1, 1, 4]
+    no_engine = load_platform(CONFIGS / "fake.yaml")
+    assert threads_per_engine(no_engine, 8) == 8

@@ -96,7 +96,7 @@ def prepare(platform: Platform, run_dir: Path) -> Surroundings:
     binary = haproxy.find_binary() if wanted else None
     os.environ[processes.MARK] = mark
     os.environ.update(_common(run_dir))
-    os.environ.update(_compute())
+    os.environ.update(_compute(platform))
     surroundings = Surroundings(mark=mark, run_dir=run_dir, haproxy=binary)
     if binary is None:
         os.environ.update({"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"})
@@ -130,11 +130,19 @@ def _common(run_dir: Path) -> dict[str, str]:
     }
 
 
-def _compute() -> dict[str, str]:
+def threads_per_engine(platform: Platform, cores: int) -> int:
+    """The cores shared out among the native engines of this machine. An engine with more threads than cores to itself
+    is slower than with one: each of its small steps waits for a thread that another engine holds."""
+    engines = sum(version.replicas_min for version in platform.versions() if version.backend == "native")
+    return max(1, cores // max(1, engines))
+
+
+def _compute(platform: Platform) -> dict[str, str]:
     """Threads of the native engine: what the operator set stays. Waiting threads must sleep: all share few cores."""
+    threads = threads_per_engine(platform, os.cpu_count() or 1)
     return {
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(os.cpu_count() or 1)),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
