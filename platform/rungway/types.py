@@ -184,6 +184,29 @@ class Billing(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     endpoint: str = "chat"
 
 
+def billing_of(ask: Ask, grant: Grant) -> Billing:
+    """Who pays for a granted Ask and at what price: the tier that serves it, not the one that was asked for."""
+    offer = grant.offer
+    return Billing(
+        tenant=ask.tenant,
+        key_id=ask.key_id,
+        tenant_class=ask.tenant_class,
+        risk=ask.risk,
+        action=ask.action,
+        model=ask.model,
+        tier=offer.tier,
+        version=offer.version,
+        rung=offer.rung,
+        degraded=offer.degraded,
+        reason=grant.reason,
+        price=grant.price,
+        gateway_id=ask.gateway_id,
+        received_wall_ns=ask.received_wall_ns,
+        session=ask.session,
+        endpoint=ask.endpoint,
+    )
+
+
 class Finish(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The client side of a settlement, sent by the gateway once per request and re-sent until acknowledged.
 

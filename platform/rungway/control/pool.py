@@ -47,7 +47,6 @@ class Pool:
 
     __slots__ = (
         "breakers",
-        "causes",
         "crowd",
         "decode_ms",
         "drain",
@@ -85,7 +84,6 @@ class Pool:
         self.scopes: dict[Scope, LadderState] = {
             (tenant_class, side): LadderState() for tenant_class in TenantClass for side in SIDES
         }
-        self.causes: dict[Scope, str] = {}
         self.pressures: dict[Scope, tuple[float, str]] = {}
         self.prefill_rate = DEFAULT_PREFILL_TOKENS_PER_S
         self.decode_ms = DEFAULT_DECODE_MS_PER_TOKEN

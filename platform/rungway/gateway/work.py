@@ -8,7 +8,7 @@ from rungway.engine.protocol import Work
 from rungway.gateway.prompts import Lexer
 from rungway.gateway.read import Reading
 from rungway.messages import Start
-from rungway.types import Billing, Grant
+from rungway.types import Grant, billing_of
 
 
 def start_message(reading: Reading, grant: Grant, lexer: Lexer, max_tokens: int, resume: list[list[int]]) -> Start:
@@ -31,22 +31,4 @@ def start_message(reading: Reading, grant: Grant, lexer: Lexer, max_tokens: int,
         weight=grant.weight,
         priority=grant.priority,
     )
-    billing = Billing(
-        tenant=ask.tenant,
-        key_id=ask.key_id,
-        tenant_class=ask.tenant_class,
-        risk=ask.risk,
-        action=ask.action,
-        model=ask.model,
-        tier=offer.tier,
-        version=offer.version,
-        rung=offer.rung,
-        degraded=offer.degraded,
-        reason=grant.reason,
-        price=grant.price,
-        gateway_id=ask.gateway_id,
-        received_wall_ns=ask.received_wall_ns,
-        session=ask.session,
-        endpoint=ask.endpoint,
-    )
-    return Start(work, billing)
+    return Start(work, billing_of(ask, grant))

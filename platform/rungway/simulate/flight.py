@@ -11,7 +11,7 @@ from rungway.messages import Retry
 from rungway.outcomes import Code, Outcome
 from rungway.simulate.job import Job
 from rungway.simulate.workload import Arrival
-from rungway.types import Ask, Billing, Finish, Grant, Refusal
+from rungway.types import Ask, Finish, Grant, Refusal
 
 
 class Flight:
@@ -106,23 +106,3 @@ class Flight:
             left_ms = max(1.0, (self.limit_ns - now_ns) / NS_PER_MS)
             ask = msgspec.structs.replace(ask, deadline_ms=left_ms)
         return WireFlight(ask, self.grant)
-
-
-def billing(ask: Ask, grant: Grant) -> Billing:
-    return Billing(
-        tenant=ask.tenant,
-        key_id=ask.key_id,
-        tenant_class=ask.tenant_class,
-        risk=ask.risk,
-        action=ask.action,
-        model=ask.model,
-        tier=grant.offer.tier,
-        version=grant.offer.version,
-        rung=grant.offer.rung,
-        degraded=grant.offer.degraded,
-        reason=grant.reason,
-        price=grant.price,
-        gateway_id=ask.gateway_id,
-        received_wall_ns=ask.received_wall_ns,
-        session=ask.session,
-    )

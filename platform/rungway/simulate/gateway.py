@@ -19,11 +19,11 @@ from rungway.messages import (
     Withdraw,
 )
 from rungway.outcomes import Code, Outcome
-from rungway.simulate.flight import Flight, billing
+from rungway.simulate.flight import Flight
 from rungway.simulate.link import Link, Wire
 from rungway.simulate.replica import News, Order, SimReplica, hash_unit
 from rungway.simulate.workload import Arrival
-from rungway.types import Action, Ask, Finish, Grant, OfferKind, Refusal
+from rungway.types import Action, Ask, Finish, Grant, OfferKind, Refusal, billing_of
 
 TICK_NS = 250 * NS_PER_MS
 RESEND_NS = 5 * NS_PER_S
@@ -143,7 +143,7 @@ class SimGateway:
         job = flight.begin(grant)
         link = self.links.get(grant.replica_id)
         self.starts += 1
-        if link is None or not link.send(self, Order(job, billing(flight.ask, grant))):
+        if link is None or not link.send(self, Order(job, billing_of(flight.ask, grant))):
             self._replica_lost(flight)
 
     def _refused(self, flight: Flight, refusal: Refusal) -> None:

@@ -21,7 +21,7 @@ from rungway.messages import Granted, ReplicaInfo
 from rungway.messages import Report as ReplicaReport
 from rungway.policies.quality import load_default
 from rungway.simulate import scenario
-from rungway.types import Ask, AttemptEnd, Billing, Finish, Grant, Usage
+from rungway.types import Ask, AttemptEnd, Finish, Grant, Usage, billing_of
 
 TENANTS = 1000
 BATCH = 32
@@ -101,29 +101,13 @@ class _Drive:
 
 def _end(ask: Ask, grant: Grant, now: Now) -> tuple[AttemptEnd, Finish]:
     offer = grant.offer
-    billing = Billing(
-        tenant=ask.tenant,
-        key_id=ask.key_id,
-        tenant_class=ask.tenant_class,
-        risk=ask.risk,
-        action=ask.action,
-        model=ask.model,
-        tier=offer.tier,
-        version=offer.version,
-        rung=offer.rung,
-        degraded=offer.degraded,
-        reason=grant.reason,
-        price=grant.price,
-        gateway_id="g1",
-        received_wall_ns=ask.received_wall_ns,
-    )
     end = AttemptEnd(
         request_id=ask.request_id,
         attempt=grant.attempt,
         replica_id=grant.replica_id,
         usage=Usage(prompt_tokens=offer.prompt_tokens, output_tokens=16),
         finish="stop",
-        billing=billing,
+        billing=billing_of(ask, grant),
         started_wall_ns=now.wall_ns,
         ended_wall_ns=now.wall_ns,
     )
