@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.native_kit import generate, make_core, random_model, random_prompts, run_all, work
-from rungway.engine.ops import KernelOps
+from rungway.engine.kernel_ops import KernelOps
 
 NEW = 20
 

@@ -1,8 +1,7 @@
 """The operations around the matrix products, for two kinds of device.
 
 PlainOps: torch, for CPU: few large calls, keys read once for all query heads that share them.
-KernelOps: this project's Triton kernels through their registry, for CUDA; on CPU the registry gives their references, so
-the same wiring is tested without a GPU.
+KernelOps (kernel_ops.py): this project's Triton kernels, for CUDA.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from rungway.kernels import ops as kernels
+from rungway.engine.kernel_ops import KernelOps
 
 
 @dataclass(frozen=True)
@@ -116,35 +115,6 @@ def _decode_products(queries: torch.Tensor, stored: torch.Tensor, mask: torch.Te
     scores = torch.baddbmm(hidden, grouped, keys.transpose(1, 2), alpha=head_dim**-0.5)
     mixed = torch.bmm(torch.softmax(scores, -1), values)
     return mixed.view(kv_heads, rows, -1, head_dim).transpose(0, 1).reshape(rows, heads * head_dim)
-
-
-class KernelOps:
-    decode_masks = False
-
-    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return kernels.rms_norm(x, weight, eps)[0]
-
-    def angles(self, positions: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dtype) -> Angles:
-        return positions, frequencies
-
-    def place(
-        self, qkv: torch.Tensor, heads: int, angles: Angles, stored: torch.Tensor, slots: torch.Tensor
-    ) -> torch.Tensor:
-        kv_heads, head_dim = stored.shape[1], stored.shape[4]
-        q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
-        q, k = kernels.rope(q.contiguous(), k.contiguous(), *angles)
-        flat = stored.view(2, kv_heads, -1, head_dim)
-        flat[0].index_copy_(1, slots, k.transpose(0, 1))
-        flat[1].index_copy_(1, slots, v.transpose(0, 1))
-        return q
-
-    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return kernels.swiglu(gate_up)
-
-    def decode(self, queries: torch.Tensor, stored: torch.Tensor, span: Span) -> torch.Tensor:
-        scale = queries.shape[2] ** -0.5
-        out = kernels.paged_decode_attention(queries, stored[0], stored[1], span.blocks, span.lengths, scale)
-        return out.view(queries.shape[0], -1)
 
 
 def gathered(stored: torch.Tensor, span: Span) -> torch.Tensor:
