@@ -85,9 +85,9 @@ class Core:
             step = self._scheduler.schedule()
         if not step:
             return []
+        self._meter.start()
         try:
             step = self._draft(step)
-            self._meter.start()
             done = self._runner.run(step)
             rows = [row for seq in done.sequences for row in verify.rows(self._row(seq), seq.drafts)]
             sampled = sample(done.logits, rows) if rows else []
@@ -95,9 +95,11 @@ class Core:
             why = f"engine failure: {error}"
             with self._lock:
                 return [self._end(seq, "error", why) for seq, _ in step if seq in self._answers]
-        self._measure(step, done)
+        size, decoding = sum(item.size for item in step), sum(item.size for item in step if _decodes(item))
         with self._lock:
-            return self._advance(step, done, sampled)
+            deltas = self._advance(step, done, sampled)
+        self._measure(size, decoding, deltas)
+        return deltas
 
     def check(self) -> list[str]:
         with self._lock:
@@ -123,6 +125,9 @@ class Core:
                 step_ms=meter.step_ms,
                 prefill_tokens_per_s=meter.prefill_tokens_per_s,
                 decode_tokens_per_s=meter.decode_tokens_per_s,
+                drafted_tokens=self._speculation.drafted if self._speculation else 0,
+                accepted_tokens=self._speculation.accepted if self._speculation else 0,
+                draft_length=self._speculation.length if self._speculation else 0,
             )
 
     def _refusal(self, work: Work) -> str | None:
@@ -143,7 +148,8 @@ class Core:
         if self._speculation is None:
             return step
         budget = self._scheduler.max_num_batched_tokens - sum(item.size for item in step)
-        self._speculation.draft(step, self._row, budget)
+        if not self._speculation.draft(step, self._row, budget):
+            return step
         with self._lock:
             return self._scheduler.extend(step)
 
@@ -167,7 +173,7 @@ class Core:
             if seq.drafts:
                 # the last token said is known but not computed, as ever
                 kept[seq] = max(1, len(said.token_ids))
-        self._scheduler.commit([Slice(seq, kept.get(seq, size)) for seq, size in step])
+        self._scheduler.commit([Slice(seq, kept.get(seq, size)) for seq, size in step] if kept else step)
         return [self._tell(seq, said) for seq, said in news]
 
     def _tell(self, seq: Sequence, said: Said) -> Delta:
@@ -190,5 +196,13 @@ class Core:
             usage = EngineUsage(len(work.prompt_ids), group.cached or 0, group.sampled)
         return answer.delta(said, usage)
 
-    def _measure(self, step: list[Slice], done: Step) -> None:
-        ...
+    def _measure(self, rows: int, decoding: int, deltas: list[Delta]) -> None:
+        """Of a step's rows so many were of decoding sequences. Steps with drafts have no others."""
+        said = sum(len(delta.token_ids) for delta in deltas)
+        self._meter.stop(prefilled=rows - decoding, decoded=said if rows == decoding else min(said, decoding))
+        if self._speculation is not None and rows == decoding:
+            self._speculation.timed(rows)
+
+
+def _decodes(item: Slice) -> bool:
+    return item.size == 1 + len(item.seq.drafts)

@@ -6,13 +6,16 @@ preemption, cancellation and failure meet none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from rungway.engine.pace import Offer, Pace
 from rungway.engine.sampler import Row
 from rungway.engine.scheduler import Slice
 from rungway.engine.sequence import Sequence
+
+RowOf = Callable[[Sequence], Row]
 
 
 class Drafter(Protocol):
@@ -40,47 +43,60 @@ class Speculation:
         self._pace = pace
         self._clock_ns = clock_ns
         self._grades: dict[Sequence, int] = {}
+        self._ready_ns = 0
 
     @property
     def length(self) -> int:
         """Drafts for each sequence, as decided last."""
         return self._pace.length
 
-    def draft(self, step: list[Slice], row_of: Callable[[Sequence], Row], budget: int) -> None:
+    def draft(self, step: list[Slice], row_of: RowOf, budget: int) -> bool:
         """Sets `drafts` of the sequences of a step that only decodes; other steps are busy enough. `budget`: tokens that
-        the step may still take."""
+        the step may still take. True where there are any."""
         self._grades.clear()
-        asks = [seq for seq, _ in step if seq.wanted == 1]
-        if len(asks) < len(step) or len(step) > self._pace.batch_max:
-            return
-        most = min(self._pace.tokens_max, budget // len(step))
-        # a run may end a sequence at its limit, so one token less than that may be drafted
-        rooms = {seq: room for seq in asks if (room := min(most, seq.limit - len(seq.tokens) - 1)) > 0}
-        if not self._drafter.costs:
-            offers = self._propose(rooms, row_of)
-            count = self._pace.choose(len(step), [(offer.grade, len(offer.tokens)) for offer in offers], made=True)
-        elif count := self._pace.choose(len(step), [(0, room) for room in rooms.values()], made=False):
-            started = self._clock_ns()
-            offers = self._propose({seq: min(room, count) for seq, room in rooms.items()}, row_of)
-            self._pace.drafts.learn(len(rooms), (self._clock_ns() - started) // count)
-        for seq, offer in zip(rooms, offers if count else (), strict=False):
-            seq.drafts = offer.tokens[:count]
-            self._grades[seq] = offer.grade
+        if all(seq.wanted == 1 for seq, _ in step):
+            offers = self._offers(step, row_of, budget // len(step))
+            self._grades = {seq: offer.grade for seq, offer in offers.items()}
+            for seq, offer in offers.items():
+                seq.drafts = offer.tokens
+        self._ready_ns = self._clock_ns()
+        return bool(self._grades)
 
     def judge(self, seq: Sequence, right: int) -> None:
         """Of a sequence's drafts the first `right` were right; before they are cleared."""
-        if seq.drafts:
-            self.drafted += len(seq.drafts)
-            self.accepted += right
-            self._pace.judge(self._grades[seq], len(seq.drafts), right)
+        self.drafted += len(seq.drafts)
+        self.accepted += right
+        self._pace.judge(self._grades[seq], len(seq.drafts), right)
 
-    def timed(self, step: list[Slice], spent_ns: int) -> None:
-        """How long the model took for a step that only decoded."""
-        self._pace.steps.learn(sum(item.size for item in step), spent_ns)
+    def timed(self, rows: int) -> None:
+        """A step that only decoded is done, and had so many rows."""
+        self._pace.steps.learn(rows, self._clock_ns() - self._ready_ns)
 
     def forget(self, seq: Sequence) -> None:
         self._drafter.forget(seq)
 
-    def _propose(self, rooms: dict[Sequence, int], row_of: Callable[[Sequence], Row]) -> list[Offer]:
-        asks = [(seq, row_of(seq)) for seq in rooms]
-        return self._drafter.propose(asks, list(rooms.values())) if asks else []
+    def _offers(self, step: list[Slice], row_of: RowOf, most: int) -> dict[Sequence, Offer]:
+        """Offers of at least one draft, of as many as pay."""
+        batch, pace = len(step), self._pace
+        if batch > pace.batch_max:
+            pace.choose(batch, (), made=True)
+            return {}
+        # a step says one token more than its drafts, and none beyond the sequence's limit
+        rooms = {seq: min(most, pace.tokens_max, seq.limit - len(seq.tokens) - 1) for seq, _ in step}
+        rooms = {seq: room for seq, room in rooms.items() if room > 0}
+        if not self._drafter.costs:
+            offers = self._propose(rooms, row_of)
+            shapes = [(offer.grade, len(offer.tokens)) for offer in offers.values()]
+            count = pace.choose(batch, shapes, made=True)
+            return {seq: Offer(offer.tokens[:count], offer.grade) for seq, offer in offers.items() if count}
+        count = pace.choose(batch, [(0, room) for room in rooms.values()], made=False)
+        if not count:
+            return {}
+        started = self._clock_ns()
+        offers = self._propose({seq: min(room, count) for seq, room in rooms.items()}, row_of)
+        pace.drafts.learn(len(rooms), (self._clock_ns() - started) // count)
+        return offers
+
+    def _propose(self, rooms: dict[Sequence, int], row_of: RowOf) -> dict[Sequence, Offer]:
+        offers = self._drafter.propose([(seq, row_of(seq)) for seq in rooms], list(rooms.values()))
+        return {seq: offer for seq, offer in zip(rooms, offers, strict=True) if offer.tokens}

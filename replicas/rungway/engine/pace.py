@@ -82,9 +82,10 @@ class Pace:
     def choose(self, batch: int, offers: Sequence[tuple[int, int]], *, made: bool) -> int:
         """How many drafts to verify for each of the sequences that have them, given (grade, count) of each offer, in a step
         of `batch` decoding sequences. `made`: the drafts are there and cost nothing more."""
+        if batch > self.batch_max:
+            self.length = 0
         most = min(self.tokens_max, max((count for _, count in offers), default=0))
         if not most or batch > self.batch_max:
-            self.length = 0
             return 0
         values = [self._value(batch, offers, count, made) for count in range(most + 1)]
         best = max(range(1, most + 1), key=values.__getitem__)
