@@ -5,10 +5,13 @@ bfloat16   weights, activations and cache in bfloat16.
 int8       CPU only: linear layers in 8 bits, or in packed bfloat16 where a shape is faster so; activations in float32,
            cache in bfloat16. `auto` takes it only after a test of its answers on the model itself.
 int8+bfloat16  the same with those layers in bfloat16 that cost most accuracy: into attention, and down to the residual.
+int4       linear layers in 4 bits by group, the head in 8 where it can be; activations as above.
+stored     as a quantised checkpoint has them (stored.py), what it left plain in bfloat16.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,10 +22,14 @@ import torch
 
 from rungway.engine.architecture import Architecture
 from rungway.engine.errors import ModelError
+from rungway.engine.fp8 import fp8_works, linear8
+from rungway.engine.int4 import group_for, int4_ready, linear4, quantised
 from rungway.engine.int8 import Int8Linear, int8_works
 from rungway.engine.linear import Linear
 from rungway.engine.smoothing import Watched, factors
+from rungway.engine.stored import Fp8Weight, Int4Weight, Stored
 
+FORMATS = ("bfloat16", "float16", "float32", "int8", "int4", "int4-g32", "int4-g128", "int4-sym", "int4-g128-sym")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BATCH = 8  # tokens of the decode step that is timed
 _TRIES = 9
@@ -50,25 +57,66 @@ class Role(StrEnum):
 @dataclass(frozen=True)
 class Precision:
     """`hidden`: type of the activations between layers. `cache`: of keys and values, and of the weights that are kept
-    plain. `int8`: which linear layers may be 8 bits."""
+    plain. `int8`: which linear layers may be 8 bits. `int4`: which are made 4 bits, in groups of up to `group` inputs.
+    `stored`: layers stay as a quantised checkpoint has them."""
 
     name: str
     hidden: torch.dtype
     cache: torch.dtype
     int8: frozenset[Role] = frozenset()
+    int4: frozenset[Role] = frozenset()
+    group: int = 0
+    symmetric: bool = False
+    stored: bool = False
 
 
 INT8 = Precision("int8", torch.float32, torch.bfloat16, frozenset(Role))
 INT8_PART = replace(INT8, name="int8+bfloat16", int8=frozenset({Role.OUT, Role.GATE_UP, Role.HEAD}))
 
 
+_FORMAT = re.compile(r"int4(?:-g(32|64|128))?(-sym)?")
+
+
+def four_bits(name: str, device: torch.device) -> Precision | None:
+    """The precision of `int4`, `int4-g32`, `int4-g64`, `int4-g128`, with or without `-sym`; None for other names. `int4` is
+    `int4-g32`: small models need the smaller groups."""
+    found = _FORMAT.fullmatch(name)
+    if found is None:
+        return None
+    group, symmetric = int(found[1] or 32), bool(found[2])
+    on_cpu = device.type == "cpu"
+    return Precision(
+        f"int4-g{group}{'-sym' if symmetric else ''}",
+        torch.float32 if on_cpu else torch.bfloat16,
+        torch.bfloat16,
+        int8=frozenset({Role.HEAD}) if on_cpu and int8_works() else frozenset(),
+        int4=frozenset(Role) - {Role.HEAD},
+        group=group,
+        symmetric=symmetric,
+    )
+
+
+def as_stored(form: str, device: torch.device) -> Precision:
+    """A quantised checkpoint's own bits; its plain layers in bfloat16."""
+    hidden = torch.float32 if device.type == "cpu" else torch.bfloat16
+    return Precision(f"{form}-stored", hidden, torch.bfloat16, stored=True)
+
+
 def plain(dtype: torch.dtype) -> Precision:
     return Precision(str(dtype).removeprefix("torch."), dtype, dtype)
 
 
-def candidates(name: str, arch: Architecture, device: torch.device) -> list[Precision]:
-    """What to try, best first; the last one needs no test. `auto`: bfloat16 on a GPU, on CPU in the order of a decode
-    step's speed. Raises ModelError for a name that is not known or not possible here."""
+def candidates(name: str, arch: Architecture, device: torch.device, form: str = "dense") -> list[Precision]:
+    """What to try, best first; the last one needs no test. `auto`: the bits that a quantised checkpoint has its weights in
+    (`form`) where they can be computed with; else bfloat16 on a GPU, on CPU in the order of a decode step's speed. Raises
+    ModelError for a name that is not known or not possible here."""
+    if name == "auto" and keeps(form, device):
+        return [as_stored(form, device)]
+    four = four_bits(name, device)
+    if four is not None:
+        if not int4_ready(device):
+            raise ModelError(f"{name} is not supported here (use auto)")
+        return [as_stored(form, device) if form == "int4" else four]
     if name in _DTYPES:
         if name == "float16" and device.type == "cpu":
             raise ModelError("float16 is not supported on CPU (use bfloat16, float32 or auto)")
@@ -78,13 +126,28 @@ def candidates(name: str, arch: Architecture, device: torch.device) -> list[Prec
             raise ModelError("int8 is not supported here (use auto)")
         return [INT8]
     if name != "auto":
-        raise ModelError(f"dtype {name!r} is none of auto, int8, {', '.join(_DTYPES)}")
+        raise ModelError(f"dtype {name!r} is none of auto, {', '.join(FORMATS)}")
+    return _ranked(arch, device)
+
+
+def keeps(form: str, device: torch.device) -> bool:
+    """Whether weights of that form can be computed with as they are."""
+    return int4_ready(device) if form == "int4" else fp8_works(device) if form == "fp8" else False
+
+
+def _ranked(arch: Architecture, device: torch.device) -> list[Precision]:
+    """What `auto` tries: whatever decodes faster than the fastest of the plain types, fastest first, then that one."""
     if device.type != "cpu":
         return [plain(torch.bfloat16)]
-    kinds = [plain(torch.bfloat16), plain(torch.float32), *([INT8] if int8_works() else [])]
-    costs = {kind: _decode_cost_s(arch, kind) for kind in kinds}
-    ranked = sorted(kinds, key=lambda kind: costs[kind])
-    return [INT8, INT8_PART, ranked[1]] if ranked[0] is INT8 else ranked[:1]
+    kinds = [plain(torch.bfloat16), plain(torch.float32)]
+    fewer = {INT8: [INT8, INT8_PART]} if int8_works() else {}
+    four = four_bits("int4", device)
+    if four is not None and int4_ready(device):
+        fewer[four] = [four]
+    costs = {kind: _decode_cost_s(arch, kind) for kind in (*kinds, *fewer)}
+    best = min(kinds, key=lambda kind: costs[kind])
+    faster = sorted((kind for kind in fewer if costs[kind] < costs[best]), key=lambda kind: costs[kind])
+    return [*(kind for first in faster for kind in fewer[first]), best]
 
 
 class Maker:
@@ -101,18 +164,26 @@ class Maker:
     def __call__(
         self,
         role: Role,
-        weight: torch.Tensor,
+        weight: torch.Tensor | Stored,
         bias: torch.Tensor | None = None,
         *,
         keep: bool = False,
         dtype: torch.dtype | None = None,
     ) -> Projection:
-        """`weight` [out, in] in the plain type. `keep` shares a weight that is kept anyway. `dtype`: of the result, where
-        no residual is added; None = that of the activations."""
+        """`weight` [out, in] in the plain type, or as a checkpoint has it. `keep` shares a weight that is kept anyway.
+        `dtype`: of the result, where no residual is added; None = that of the activations."""
         precision = self.precision
-        if not precision.int8:
-            return Linear(weight, bias, keep=keep)
         out = dtype or precision.hidden
+        group = group_for(weight.shape[1], precision.group) if role in precision.int4 else None
+        if isinstance(weight, torch.Tensor) and group is not None:
+            weight = quantised(weight, group, symmetric=precision.symmetric)
+        if not isinstance(weight, torch.Tensor):
+            layer = linear8(weight, bias, out) if isinstance(weight, Fp8Weight) else linear4(weight, bias, out)
+            if layer is not None:
+                return layer
+            weight = weight.dense().to(precision.cache)
+        if precision.hidden is precision.cache:
+            return Linear(weight, bias, keep=keep)
         shape = (weight.shape[0], weight.shape[1])
         if role in precision.int8 and shape not in self.chosen:
             small, big = Int8Linear(weight, bias, dtype=out), Bfloat16Linear(weight, bias, dtype=out)
@@ -160,9 +231,15 @@ def _decode_cost_s(arch: Architecture, kind: Precision) -> float:
     """Best time of the biggest projection of a layer; a second copy of the weight keeps it out of the nearest cache."""
     rows = min(2 * arch.intermediate, 8192)
     weight = torch.ones(rows, arch.hidden, dtype=kind.cache)
-    first, second = (Int8Linear(weight) if kind.int8 else Linear(weight) for _ in range(2))
+    first, second = (_sample(weight, kind) for _ in range(2))
     x = torch.ones(_BATCH, arch.hidden, dtype=kind.hidden)
     return sum(_best_s([lambda: first(x), lambda: second(x)]))
+
+
+def _sample(weight: torch.Tensor, kind: Precision) -> Projection:
+    if kind.int4:
+        return Maker(kind)(Role.GATE_UP, weight)
+    return Int8Linear(weight) if kind.int8 else Linear(weight)
 
 
 def _best_s(actions: list[Callable[[], object]]) -> list[float]:
