@@ -89,7 +89,9 @@ class _Layer:
 class CpuInt4Linear(_Layer):
     """Through PyTorch's operator. Raises RuntimeError for a shape that it does not have (`fits_cpu` tells)."""
 
-    def __init__(self, weight: Int4Weight, bias: torch.Tensor | None = None, *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, weight: Int4Weight, bias: torch.Tensor | None = None, *, dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__(weight, bias, dtype)
         group = _cpu_group(weight)
         if group is None:
@@ -110,15 +112,17 @@ class CpuInt4Linear(_Layer):
 
 
 class KernelInt4Linear(_Layer):
-    """Through the kernel registry: Triton on a GPU, its reference on CPU."""
+    """Through the kernel registry: Triton on a GPU, the plain formula on CPU."""
 
-    def __init__(self, weight: Int4Weight, bias: torch.Tensor | None = None, *, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(
+        self, weight: Int4Weight, bias: torch.Tensor | None = None, *, dtype: torch.dtype = torch.bfloat16
+    ) -> None:
         super().__init__(weight, bias, dtype)
         self._weight = weight
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         weight = self._weight
-        multiply = get("int4_linear", x.device)
+        multiply = get("int4_linear", x.device) if "int4_linear" in KERNELS else layouts.int4_linear
         y: torch.Tensor = multiply(x, weight.packed, weight.scales, weight.zeros)
         return y
 

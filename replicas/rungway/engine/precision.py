@@ -1,35 +1,25 @@
-"""In which numbers a model computes, decided by measurement.
-
-float32    everything in float32; the exact mode.
-bfloat16   weights, activations and cache in bfloat16.
-int8       CPU only: linear layers in 8 bits, or in packed bfloat16 where a shape is faster so; activations in float32,
-           cache in bfloat16. `auto` takes it only after a test of its answers on the model itself.
-int8+bfloat16  the same with those layers in bfloat16 that cost most accuracy: into attention, and down to the residual.
-int4       linear layers in 4 bits by group, the head in 8 where it can be; activations as above.
-stored     as a quantised checkpoint has them (stored.py), what it left plain in bfloat16.
-"""
+"""Chooses the numbers that a model computes in, by measurement, and makes its layers in them. What there is: formats.py."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Protocol
 
 import torch
 
 from rungway.engine.architecture import Architecture
 from rungway.engine.errors import ModelError
-from rungway.engine.fp8 import fp8_works, linear8
+from rungway.engine.formats import FORMATS, INT8, INT8_PART, Precision, Role, as_stored, four_bits, keeps, plain
+from rungway.engine.fp8 import linear8
 from rungway.engine.int4 import group_for, int4_ready, linear4, quantised
 from rungway.engine.int8 import Int8Linear, int8_works
 from rungway.engine.linear import Linear
 from rungway.engine.smoothing import Watched, factors
-from rungway.engine.stored import Fp8Weight, Int4Weight, Stored
+from rungway.engine.stored import Fp8Weight, Weight
 
-FORMATS = ("bfloat16", "float16", "float32", "int8", "int4", "int4-g32", "int4-g128", "int4-sym", "int4-g128-sym")
+__all__ = ["INT8", "INT8_PART", "Maker", "Precision", "Projection", "Role", "candidates", "plain"]
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BATCH = 8  # tokens of the decode step that is timed
 _TRIES = 9
@@ -42,68 +32,6 @@ class Projection(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor: ...
-
-
-class Role(StrEnum):
-    """The linear layers of a decoder."""
-
-    QKV = "qkv"
-    OUT = "out"
-    GATE_UP = "gate_up"
-    DOWN = "down"
-    HEAD = "head"
-
-
-@dataclass(frozen=True)
-class Precision:
-    """`hidden`: type of the activations between layers. `cache`: of keys and values, and of the weights that are kept
-    plain. `int8`: which linear layers may be 8 bits. `int4`: which are made 4 bits, in groups of up to `group` inputs.
-    `stored`: layers stay as a quantised checkpoint has them."""
-
-    name: str
-    hidden: torch.dtype
-    cache: torch.dtype
-    int8: frozenset[Role] = frozenset()
-    int4: frozenset[Role] = frozenset()
-    group: int = 0
-    symmetric: bool = False
-    stored: bool = False
-
-
-INT8 = Precision("int8", torch.float32, torch.bfloat16, frozenset(Role))
-INT8_PART = replace(INT8, name="int8+bfloat16", int8=frozenset({Role.OUT, Role.GATE_UP, Role.HEAD}))
-
-
-_FORMAT = re.compile(r"int4(?:-g(32|64|128))?(-sym)?")
-
-
-def four_bits(name: str, device: torch.device) -> Precision | None:
-    """The precision of `int4`, `int4-g32`, `int4-g64`, `int4-g128`, with or without `-sym`; None for other names. `int4` is
-    `int4-g32`: small models need the smaller groups."""
-    found = _FORMAT.fullmatch(name)
-    if found is None:
-        return None
-    group, symmetric = int(found[1] or 32), bool(found[2])
-    on_cpu = device.type == "cpu"
-    return Precision(
-        f"int4-g{group}{'-sym' if symmetric else ''}",
-        torch.float32 if on_cpu else torch.bfloat16,
-        torch.bfloat16,
-        int8=frozenset({Role.HEAD}) if on_cpu and int8_works() else frozenset(),
-        int4=frozenset(Role) - {Role.HEAD},
-        group=group,
-        symmetric=symmetric,
-    )
-
-
-def as_stored(form: str, device: torch.device) -> Precision:
-    """A quantised checkpoint's own bits; its plain layers in bfloat16."""
-    hidden = torch.float32 if device.type == "cpu" else torch.bfloat16
-    return Precision(f"{form}-stored", hidden, torch.bfloat16, stored=True)
-
-
-def plain(dtype: torch.dtype) -> Precision:
-    return Precision(str(dtype).removeprefix("torch."), dtype, dtype)
 
 
 def candidates(name: str, arch: Architecture, device: torch.device, form: str = "dense") -> list[Precision]:
@@ -128,11 +56,6 @@ def candidates(name: str, arch: Architecture, device: torch.device, form: str = 
     if name != "auto":
         raise ModelError(f"dtype {name!r} is none of auto, {', '.join(FORMATS)}")
     return _ranked(arch, device)
-
-
-def keeps(form: str, device: torch.device) -> bool:
-    """Whether weights of that form can be computed with as they are."""
-    return int4_ready(device) if form == "int4" else fp8_works(device) if form == "fp8" else False
 
 
 def _ranked(arch: Architecture, device: torch.device) -> list[Precision]:
@@ -164,7 +87,7 @@ class Maker:
     def __call__(
         self,
         role: Role,
-        weight: torch.Tensor | Stored,
+        weight: Weight,
         bias: torch.Tensor | None = None,
         *,
         keep: bool = False,
@@ -201,9 +124,9 @@ class Maker:
         self.watched[place] = Watched(layer, inputs)
         return self.watched[place]
 
-    def balance(self, role: Role, place: str, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def balance(self, role: Role, place: str, weight: Weight) -> tuple[Weight, torch.Tensor | None]:
         """The weight, and by what to divide its input channels; None = leave them."""
-        if role not in self.precision.int8 or place not in self.peaks:
+        if role not in self.precision.int8 or place not in self.peaks or not isinstance(weight, torch.Tensor):
             return weight, None
         by = factors(self.peaks[place], weight)
         return weight.float() * by, by

@@ -68,6 +68,7 @@ class Fp8Weight:
 
 
 Stored = Int4Weight | Fp8Weight
+Weight = torch.Tensor | Stored
 
 
 @runtime_checkable
@@ -98,6 +99,17 @@ def kept(weights: object, modules: Sequence[str], device: torch.device) -> Store
     else:
         return None
     return None if whole is None else whole.to(device)
+
+
+def rows_scaled(weight: Weight, rows: torch.Tensor) -> Weight:
+    """Each output of `weight` times `rows` [out], in the weight's type."""
+    if isinstance(weight, torch.Tensor):
+        return (weight.float() * rows[:, None]).to(weight.dtype)
+    if isinstance(weight, Int4Weight):
+        return replace(weight, scales=(weight.scales.float() * rows[:, None]).to(weight.scales.dtype))
+    if weight.scales.dim() == 1:
+        return replace(weight, scales=weight.scales * rows)
+    return weight.dense() * rows[:, None]
 
 
 def _stacked_int4(parts: list[Int4Weight]) -> Int4Weight | None:
