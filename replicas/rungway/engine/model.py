@@ -17,10 +17,12 @@ from rungway.engine.errors import ModelError
 from rungway.engine.families.rope import Rope
 from rungway.engine.families.spec import Architecture
 from rungway.engine.mlp import GatedMlp
+from rungway.engine.native_step import LayerParts, NativeStep, native_step
 from rungway.engine.ops import Ops, Span, pick_ops
 from rungway.engine.parts import Builder, Pass, View, Weights
 from rungway.engine.precision import Maker, Precision, Role
 from rungway.engine.window import windowed
+from rungway.kernels.cpu.bindings import GROUP
 
 __all__ = ["Batch", "Decoder", "Weights"]
 
@@ -70,14 +72,37 @@ class Decoder:
         self._embedding_scale = float(torch.tensor(arch.embedding_scale, dtype=self.dtype))
         self._frequencies = self._frequencies_of(arch.rope)
         self._local_frequencies = None if arch.window is None else self._frequencies_of(arch.window.rope)
+        self._step: NativeStep | None = None
+        if ops is None and device.type == "cpu":
+            layers = [layer.parts() for layer in self._layers]
+            self._step = native_step(arch, self._embedding, self._norm, self._head, layers, self._frequencies)
+
+    @property
+    def path(self) -> str:
+        """What computes: `native` = a step in one call of our own CPU kernels, `torch` = operations one by one."""
+        return "torch" if self._step is None else "native"
+
+    @property
+    def decode_masks(self) -> bool:
+        """Whether the spans of decodes need masks, and are cut by length."""
+        return self._step is None and self.ops.decode_masks
+
+    @property
+    def chunk_masks(self) -> bool:
+        """Whether the spans of chunks need masks."""
+        return self._step is None
 
     def cache(self, blocks: int, block_tokens: int) -> list[torch.Tensor]:
         """Zeroed key/value storage, one tensor per layer (never uninitialised: padding is read, then masked)."""
+        if block_tokens % GROUP:
+            self._step = None  # the kernels' order within a block needs whole groups
         shape = (2, self.arch.kv_heads, blocks, block_tokens, self.arch.head_dim)
         return [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(self.arch.layers)]
 
     def forward(self, batch: Batch, cache: list[torch.Tensor]) -> torch.Tensor:
         """Logits of `batch.outputs`, [outputs, vocabulary]; keys and values of all tokens are written to `cache`."""
+        if self._step is not None:
+            return self._step(batch, cache)
         step = self._views(batch, block_tokens=cache[0].shape[-2])
         x = F.embedding(batch.ids, self._embedding).to(self.precision.hidden)
         if self._embedding_scale != 1.0:
@@ -120,3 +145,6 @@ class _Layer:
 
     def __call__(self, x: torch.Tensor, step: Pass, stored: torch.Tensor) -> torch.Tensor:
         return self._mlp(self._attention(x, step, stored))
+
+    def parts(self) -> LayerParts:
+        return self._attention.parts(), self._mlp.parts()

@@ -89,7 +89,9 @@ def native_works() -> bool:
     for eight_bits in (True, False):
         layer = NativeLinear(weight, bias, eight_bits=eight_bits)
         got, alone = layer(x), layer(x[8:])
-        close = F.cosine_similarity(got, expected).min() > 0.999 and torch.allclose(got[2, 0], expected[2, 0], rtol=1e-3)
+        close = F.cosine_similarity(got, expected).min() > 0.999 and torch.allclose(
+            got[2, 0], expected[2, 0], rtol=1e-3
+        )
         if not (close and torch.equal(got[8:], alone) and torch.equal(layer.add(x, got), got + got)):
             _log.warning("own CPU kernels are not used: they disagree with plain products")
             return False

@@ -18,20 +18,28 @@ import numpy as np
 import torch
 
 from rungway.engine.architecture import Architecture
+from rungway.engine.families.spec import Activation
 from rungway.engine.native_linear import NativeLinear
 from rungway.engine.ops import Span
 from rungway.kernels.cpu import bindings
 
 
-class LayerParts(NamedTuple):
-    """A decoder layer of the plain shape: norm, attention, norm, gated MLP, with residuals."""
+class AttentionParts(NamedTuple):
+    """`head_norms` [heads + kv_heads, head_dim], of each query and key before the rotation; None = there are none."""
 
-    attention_norm: torch.Tensor
+    norm: torch.Tensor
+    head_norms: torch.Tensor | None
     qkv: object
     out: object
-    mlp_norm: torch.Tensor
+
+
+class MlpParts(NamedTuple):
+    norm: torch.Tensor
     gate_up: object
     down: object
+
+
+LayerParts = tuple[AttentionParts, MlpParts]
 
 
 class Inputs(Protocol):
@@ -53,19 +61,21 @@ class NativeStep:
         embedding: torch.Tensor,
         norm: torch.Tensor,
         head: NativeLinear,
-        layers: list[tuple[torch.Tensor, NativeLinear, NativeLinear, torch.Tensor, NativeLinear, NativeLinear]],
+        layers: list[tuple[AttentionParts, MlpParts, list[NativeLinear]]],
+        frequencies: torch.Tensor,
     ) -> None:
         self._library = bindings.library()
         self._vocabulary = arch.vocab_size
-        norms = [(first.float().contiguous(), second.float().contiguous()) for first, _, _, second, _, _ in layers]
-        self._kept = (embedding, norm.float().contiguous(), head, layers, norms)
+        self._frequencies = frequencies
         self._layers = (bindings.Layer * len(layers))()
-        for slot, (first, second), (_, qkv, out, _, gate_up, down) in zip(self._layers, norms, layers, strict=True):
-            slot.attention_norm, slot.mlp_norm = first.data_ptr(), second.data_ptr()
-            slot.qkv, slot.out, slot.gate_up, slot.down = (part.packed for part in (qkv, out, gate_up, down))
+        self._kept: list[object] = [embedding, head, layers]  # the kernels know only their addresses
+        for slot, (attention, mlp, linears) in zip(self._layers, layers, strict=True):
+            slot.attention_norm, slot.mlp_norm = self._row(attention.norm), self._row(mlp.norm)
+            slot.head_norms = None if attention.head_norms is None else self._row(attention.head_norms)
+            slot.qkv, slot.out, slot.gate_up, slot.down = (linear.packed for linear in linears)
         self._model = bindings.Model(
             embedding=embedding.data_ptr(),
-            norm=self._kept[1].data_ptr(),
+            norm=self._row(norm),
             head=head.packed,
             layers=self._layers,
             eps=arch.norm_eps,
@@ -80,11 +90,16 @@ class NativeStep:
         self._caches: np.ndarray = np.zeros(len(layers), dtype=np.uint64)
         self._logits = torch.empty(0, self._vocabulary)
 
-    def __call__(self, batch: Inputs, cache: list[torch.Tensor], frequencies: torch.Tensor) -> torch.Tensor:
+    def _row(self, values: torch.Tensor) -> int:
+        row = values.float().contiguous()
+        self._kept.append(row)
+        return row.data_ptr()
+
+    def __call__(self, batch: Inputs, cache: list[torch.Tensor]) -> torch.Tensor:
         """Logits [outputs, vocabulary] in float32; they are overwritten by the next call."""
         for at, stored in enumerate(cache):
             self._caches[at] = stored.data_ptr()
-        turns = batch.positions[:, None].float() * frequencies
+        turns = batch.positions[:, None].float() * self._frequencies
         cos, sin = turns.cos(), turns.sin()
         count = len(batch.outputs)
         if len(self._logits) < count:
@@ -113,7 +128,7 @@ class NativeStep:
 
 
 def _stretches(batch: Inputs) -> tuple[np.ndarray, list[torch.Tensor]]:
-    """One entry per decoding sequence and per chunk; and the block tables that they point into."""
+    """One entry per row of a decode and per chunk; and the block tables that they point into."""
     parts, tables = [], []
     for span in batch.spans:
         blocks = span.blocks.contiguous()
@@ -129,25 +144,32 @@ def _stretches(batch: Inputs) -> tuple[np.ndarray, list[torch.Tensor]]:
 
 
 def native_step(
-    arch: Architecture, embedding: torch.Tensor, norm: torch.Tensor, head: object, layers: Sequence[LayerParts | None]
+    arch: Architecture,
+    embedding: torch.Tensor,
+    norm: torch.Tensor,
+    head: object,
+    layers: Sequence[LayerParts | None],
+    frequencies: torch.Tensor,
 ) -> NativeStep | None:
-    """A step of this model, or None where its shape or its layers are not those that the kernels know."""
-    fits = (
-        embedding.dtype is torch.bfloat16
-        and arch.head_dim % 32 == 0
-        and arch.head_dim <= bindings.DIM_MAX
-        and arch.heads // arch.kv_heads <= bindings.QUERIES_MAX
-        and arch.intermediate % bindings.PANEL == 0
-    )
-    if not fits or not isinstance(head, NativeLinear):
+    """A step of this model, or None where its shape or its layers are not those that the kernels know. `norm`: the last
+    one; `frequencies` [head_dim / 2]."""
+    if not (isinstance(head, NativeLinear) and _known_shape(arch) and embedding.dtype is torch.bfloat16):
         return None
     known = []
     for layer in layers:
         if layer is None:
             return None
-        linears = (layer.qkv, layer.out, layer.gate_up, layer.down)
-        qkv, out, gate_up, down = (part if isinstance(part, NativeLinear) else None for part in linears)
-        if qkv is None or out is None or gate_up is None or down is None:
+        attention, mlp = layer
+        parts = (attention.qkv, attention.out, mlp.gate_up, mlp.down)
+        linears = [part for part in parts if isinstance(part, NativeLinear)]
+        if len(linears) < len(parts):
             return None
-        known.append((layer.attention_norm, qkv, out, layer.mlp_norm, gate_up, down))
-    return NativeStep(arch, embedding, norm, head, known)
+        known.append((attention, mlp, linears))
+    return NativeStep(arch, embedding, norm, head, known, frequencies)
+
+
+def _known_shape(arch: Architecture) -> bool:
+    plain = arch.activation is Activation.SILU and arch.embedding_scale == 1.0 and not arch.sandwich
+    whole = arch.window is None and arch.routing is None and arch.latent is None and arch.logit_cap is None
+    sizes = arch.head_dim % 32 == 0 and arch.head_dim <= bindings.DIM_MAX and arch.intermediate % bindings.PANEL == 0
+    return plain and whole and sizes and arch.heads // arch.kv_heads <= bindings.QUERIES_MAX

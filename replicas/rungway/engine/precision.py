@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -15,6 +17,7 @@ from rungway.engine.fp8 import linear8
 from rungway.engine.int4 import group_for, int4_ready, linear4, quantised
 from rungway.engine.int8 import Int8Linear, int8_works
 from rungway.engine.linear import Linear
+from rungway.engine.native_linear import NativeLinear, native_works
 from rungway.engine.smoothing import Watched, factors
 from rungway.engine.stored import Fp8Weight, Weight
 
@@ -24,6 +27,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _BATCH = 8  # tokens of the decode step that is timed
 _TRIES = 9
 _INT8_LEAD = 1.25  # a layer alone stays in the caches; in the model, half the bytes are worth about this much more
+
+
+_log = logging.getLogger(__name__)
 
 
 class Projection(Protocol):
@@ -50,7 +56,7 @@ def candidates(name: str, arch: Architecture, device: torch.device, form: str = 
             raise ModelError("float16 is not supported on CPU (use bfloat16, float32 or auto)")
         return [plain(_DTYPES[name])]
     if name == "int8":
-        if device.type != "cpu" or not int8_works():
+        if device.type != "cpu" or not eight_bits_work():
             raise ModelError("int8 is not supported here (use auto)")
         return [INT8]
     if name != "auto":
@@ -63,7 +69,7 @@ def _ranked(arch: Architecture, device: torch.device) -> list[Precision]:
     if device.type != "cpu":
         return [plain(torch.bfloat16)]
     kinds = [plain(torch.bfloat16), plain(torch.float32)]
-    fewer = {INT8: [INT8, INT8_PART]} if int8_works() else {}
+    fewer = {INT8: [INT8, INT8_PART]} if eight_bits_work() else {}
     four = four_bits("int4", device)
     if four is not None and int4_ready(device):
         fewer[four] = [four]
@@ -107,6 +113,8 @@ class Maker:
             weight = weight.dense().to(precision.cache)
         if precision.hidden is precision.cache:
             return Linear(weight, bias, keep=keep)
+        if precision.int8 and native_faster():
+            return NativeLinear(weight, bias, dtype=out, eight_bits=role in precision.int8)
         shape = (weight.shape[0], weight.shape[1])
         if role in precision.int8 and shape not in self.chosen:
             small, big = Int8Linear(weight, bias, dtype=out), Bfloat16Linear(weight, bias, dtype=out)
@@ -150,6 +158,24 @@ class Bfloat16Linear:
         return self._inner(x.bfloat16()).float().add_(residual)
 
 
+@functools.cache
+def native_faster() -> bool:
+    """Whether this project's own kernels are right here and faster than torch's 8 bits, on a layer of a usual size."""
+    if not native_works():
+        return False
+    if not int8_works():
+        return True
+    weight, x = torch.ones(2048, 1024), torch.ones(_BATCH, 1024)
+    own, other = NativeLinear(weight), Int8Linear(weight)
+    own_s, other_s = _best_s([lambda: own(x), lambda: other(x)])
+    _log.info("8-bit layers: own CPU kernels take %.2f of torch's time", own_s / other_s)
+    return own_s <= other_s
+
+
+def eight_bits_work() -> bool:
+    return int8_works() or native_works()
+
+
 def _decode_cost_s(arch: Architecture, kind: Precision) -> float:
     """Best time of the biggest projection of a layer; a second copy of the weight keeps it out of the nearest cache."""
     rows = min(2 * arch.intermediate, 8192)
@@ -160,9 +186,9 @@ def _decode_cost_s(arch: Architecture, kind: Precision) -> float:
 
 
 def _sample(weight: torch.Tensor, kind: Precision) -> Projection:
-    if kind.int4:
+    if kind.int4 or kind.int8:
         return Maker(kind)(Role.GATE_UP, weight)
-    return Int8Linear(weight) if kind.int8 else Linear(weight)
+    return Linear(weight)
 
 
 def _best_s(actions: list[Callable[[], object]]) -> list[float]:

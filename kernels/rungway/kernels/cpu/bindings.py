@@ -38,6 +38,7 @@ class Layer(ctypes.Structure):
     _fields_ = [
         ("attention_norm", c_void_p),
         ("mlp_norm", c_void_p),
+        ("head_norms", c_void_p),
         ("qkv", Linear),
         ("out", Linear),
         ("gate_up", Linear),

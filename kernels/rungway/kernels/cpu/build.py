@@ -79,7 +79,9 @@ def built(folder: Path | None = None, *, extra: tuple[str, ...] = (), timeout_s:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as work:
             made = Path(work) / "cpu.so"
-            _compile([*command, "-o", str(made), *(str(path) for path in sources() if path.suffix == ".cpp")], timeout_s)
+            _compile(
+                [*command, "-o", str(made), *(str(path) for path in sources() if path.suffix == ".cpp")], timeout_s
+            )
             os.replace(made, target)
     except OSError as error:
         raise BuildError(f"compiled kernels cannot be kept in {target.parent}: {error}") from error

@@ -52,8 +52,10 @@ void embed(const RwModel& model, int64_t id, float* x) {
 }
 
 // Rotates one token's queries and keys, keeps its keys and values.
-void place(const RwModel& model, const RwStep& step, const Cache& cache, int row, const float* qkv, uint16_t* q) {
+void place(const RwModel& model, const RwStep& step, const float* head_norms, const Cache& cache, int row, float* qkv, uint16_t* q) {
   const int dim = model.dim;
+  for (int head = 0; head_norms && head < model.heads + model.kv_heads; ++head)
+    normalise(qkv + head * dim, head_norms + head * dim, model.eps, dim, qkv + head * dim);
   const float *cos = step.cos + static_cast<size_t>(row) * dim / 2, *sin = step.sin + static_cast<size_t>(row) * dim / 2;
   for (int head = 0; head < model.heads; ++head) rotate(qkv + head * dim, cos, sin, dim, q + head * dim);
   alignas(64) uint16_t key[DIM_MAX];
@@ -90,7 +92,7 @@ void through_layer(Crew& crew, const RwModel& model, const RwLayer& layer, const
   norm_in(crew, model, layer.attention_norm, layer.qkv, rows, at);
   product(crew, layer.qkv, at.input, rows, at.wide, false);
   crew.each(rows, [&](int row) {
-    place(model, step, cache, row, at.wide + static_cast<size_t>(row) * layer.qkv.outputs,
+    place(model, step, layer.head_norms, cache, row, at.wide + static_cast<size_t>(row) * layer.qkv.outputs,
           at.q + static_cast<size_t>(row) * model.heads * model.dim);
   });
   attend(crew, Heads{model.heads, model.kv_heads, model.dim, model.scale}, at.q, cache, step.stretches, step.stretch_count, at.mixed);
@@ -175,11 +177,11 @@ RUNGWAY_API void rw_norm_codes(const float* x, const float* weight, float eps, i
 
 // Rotates and keeps the tokens of one layer: qkv [tokens, heads + 2 kv_heads, dim] float32, q [tokens, heads, dim] out. Of
 // `model` only the shape is read, of `step` what says where.
-RUNGWAY_API void rw_place(const RwModel* model, const RwStep* step, uint16_t* stored, const float* qkv, uint16_t* q) {
+RUNGWAY_API void rw_place(const RwModel* model, const RwStep* step, uint16_t* stored, float* qkv, uint16_t* q) {
   const size_t half = static_cast<size_t>(model->kv_heads) * step->blocks * step->block_tokens * model->dim;
   const Cache cache{stored, stored + half, step->blocks, step->block_tokens};
   for (int row = 0; row < step->tokens; ++row)
-    place(*model, *step, cache, row, qkv + static_cast<size_t>(row) * (model->heads + 2 * model->kv_heads) * model->dim,
+    place(*model, *step, nullptr, cache, row, qkv + static_cast<size_t>(row) * (model->heads + 2 * model->kv_heads) * model->dim,
           q + static_cast<size_t>(row) * model->heads * model->dim);
 }
 

@@ -9,6 +9,7 @@ extern "C" {
 struct RwLayer {
   const float* attention_norm;  // [hidden]
   const float* mlp_norm;        // [hidden]
+  const float* head_norms;      // [heads + kv_heads, dim], of each query and key before the rotation; null = none
   rungway::RwLinear qkv, out, gate_up, down;
 };
 
