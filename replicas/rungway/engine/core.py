@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from rungway.engine.detokenize import Detokenizer
 from rungway.engine.meter import Meter
-from rungway.engine.protocol import Delta, EngineStats, EngineUsage, TokenLogprob, Work
+from rungway.engine.protocol import Delta, EngineStats, EngineUsage, PrefixNews, TokenLogprob, Work
 from rungway.engine.runner import Runner
 from rungway.engine.sampler import Row, Sampled, sample
 from rungway.engine.scheduler import Scheduler, Slice
@@ -31,7 +31,7 @@ class _Answer:
 
 
 class Core:
-    """Single-threaded, except `check` and `stats`, which any thread may call."""
+    """Single-threaded, except `check`, `stats` and `prefix_news`, which any thread may call."""
 
     def __init__(
         self,
@@ -111,6 +111,10 @@ class Core:
             if self._seeds.keys() != self._scheduler.groups.keys():
                 problems.append("a seed is kept for a request that has ended, or missing")
         return problems
+
+    def prefix_news(self, *, full: bool) -> PrefixNews:
+        with self._lock:
+            return self._scheduler.pool.known.published.news(full=full)
 
     def stats(self) -> EngineStats:
         with self._lock:
