@@ -15,9 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rungway.engine.answer import refused
 from rungway.engine.assemble import Sizes, directory_parts, module_parts, pick_device
 from rungway.engine.blocks import BlockPool
-from rungway.engine.core import Core, refused
+from rungway.engine.core import Core
 from rungway.engine.protocol import Delta, EngineStats, OnDeltas, Work
 from rungway.engine.runner import Runner
 from rungway.engine.scheduler import Scheduler
