@@ -1,11 +1,11 @@
 """Checkpoints of the library compressed-tensors: one description, several layouts. These are read:
 
-    float-quantized, naive-quantized   8-bit floats, as in checkpoint_fp8
-    int-quantized                      weight int8 [out, in], weight_scale [out, 1] or one number; dequantised
-    pack-quantized                     4 or 8 bits: weight_packed int32 [out, in * bits / 32], lowest bits first, codes
-                                       shifted by half their range to be positive; weight_scale [out, groups];
-                                       weight_zero_point int32 [out * bits / 32, groups], packed down its columns;
-                                       weight_g_idx [in], the group of each input. Of 4 bits the codes are kept.
+float-quantized, naive-quantized   8-bit floats, as in checkpoint_fp8
+int-quantized                      weight int8 [out, in], weight_scale [out, 1] or one number; dequantised
+pack-quantized                     4 or 8 bits: weight_packed int32 [out, in * bits / 32], lowest bits first, codes
+                                   shifted by half their range to be positive; weight_scale [out, groups];
+                                   weight_zero_point int32 [out * bits / 32, groups], packed down its columns;
+                                   weight_g_idx [in], the group of each input. Of 4 bits the codes are kept.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class Compressed:
         codes = unpacked(tensors(f"{module}.weight_packed"), bits)
         if tensors.has(f"{module}.weight_shape"):
             codes = codes[:, : int(tensors(f"{module}.weight_shape")[1])]  # the last word may be padded
-        scales = scales.reshape(codes.shape[0], -1) if scales.numel() > 1 else scales.reshape(1, 1).repeat(len(codes), 1)
+        scales = (
+            scales.reshape(codes.shape[0], -1) if scales.numel() > 1 else scales.reshape(1, 1).repeat(len(codes), 1)
+        )
         zeros = torch.full_like(scales, float(1 << (bits - 1)))
         if tensors.has(f"{module}.weight_zero_point"):
             zeros = unpacked(tensors(f"{module}.weight_zero_point").T.contiguous(), bits).T[: len(codes)]
