@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 
 from rungway.engine.detokenize import Detokenizer
+from rungway.engine.grammar import Grammar
+from rungway.engine.guide import Guide
 from rungway.engine.meter import Meter
 from rungway.engine.protocol import Delta, EngineStats, EngineUsage, TokenLogprob, Work
 from rungway.engine.runner import Runner
@@ -19,14 +21,17 @@ from rungway.engine.sequence import Group, Sequence
 from rungway.engine.tokenizer import Vocabulary
 from rungway.engine.validate import SEQUENCES_MAX, problem
 
+DEAD_END = "dead_end: no token may follow under the request's constraint"
+
 
 class _Answer:
-    """What one sequence has said so far, beyond its tokens."""
+    """What one sequence has said so far, beyond its tokens; `guide` holds what it may say next, None = anything."""
 
-    __slots__ = ("cum_logprob", "detokenizer")
+    __slots__ = ("cum_logprob", "detokenizer", "guide")
 
-    def __init__(self, detokenizer: Detokenizer) -> None:
+    def __init__(self, detokenizer: Detokenizer, guide: Guide | None) -> None:
         self.detokenizer = detokenizer
+        self.guide = guide
         self.cum_logprob = 0.0
 
 
@@ -58,9 +63,10 @@ class Core:
     def busy(self) -> bool:
         return bool(self._scheduler.groups)
 
-    def add(self, work: Work) -> list[Delta]:
-        """Takes a request. Returns its end at once where it cannot run or was complete already."""
-        why = self._refusal(work)
+    def add(self, work: Work, grammar: Grammar | None = None) -> list[Delta]:
+        """Takes a request, with its constraint compiled. Returns its end at once where it cannot run or was complete
+        already."""
+        why = self._refusal(work, grammar)
         if why is not None:
             return refused(work, why)
         group = Group(work)
@@ -68,7 +74,7 @@ class Core:
         self._seeds[work.request_id] = secrets.randbits(62) if work.sampling.seed is None else work.sampling.seed
         with self._lock:
             self._scheduler.add(group, limit)
-            return [delta for seq in group.members if (delta := self._resume(seq)) is not None]
+            return [delta for seq in group.members if (delta := self._resume(seq, grammar)) is not None]
 
     def cancel(self, request_id: str) -> list[Delta]:
         """Ends all sequences of a request; nothing for an unknown one."""
@@ -128,20 +134,25 @@ class Core:
                 decode_tokens_per_s=meter.decode_tokens_per_s,
             )
 
-    def _refusal(self, work: Work) -> str | None:
+    def _refusal(self, work: Work, grammar: Grammar | None) -> str | None:
+        if (work.sampling.constraint is None) != (grammar is None):
+            return "the request's constraint was not compiled"
         if work.request_id in self._scheduler.groups:
             return f"request id {work.request_id} is in use"
         if len(self._answers) - len(self._scheduler.running) >= self._waiting_max:
             return "the engine's queue is full"
         return problem(work, vocab_size=self._vocabulary.vocab_size, context=self._context)
 
-    def _resume(self, seq: Sequence) -> Delta | None:
+    def _resume(self, seq: Sequence, grammar: Grammar | None) -> Delta | None:
         """Prepares the text state; what earlier attempts emitted is fed in and dropped. May find the end already."""
         ask = seq.group.work.sampling
-        answer = self._answers[seq] = _Answer(Detokenizer(self._vocabulary, ask.stop))
+        guide = None if grammar is None else grammar.guide()
+        answer = self._answers[seq] = _Answer(Detokenizer(self._vocabulary, ask.stop), guide)
         resumed = seq.tokens[len(seq.group.work.prompt_ids) :]
         for token in resumed:
             answer.detokenizer.push(token)
+            if guide is not None and not guide.accept(token):
+                return self._end(seq, "error", DEAD_END)
         finish = self._finish(seq, resumed[-1]) if resumed else None
         return None if finish is None else self._end(seq, finish)
 
@@ -149,18 +160,25 @@ class Core:
         work = seq.group.work
         prompt = len(work.prompt_ids)
         seed = self._seeds[work.request_id]
-        return Row(work.sampling, seq.tokens, prompt, seed, seq.index, len(seq.tokens) - prompt)
+        guide = self._answers[seq].guide
+        mask = None if guide is None else guide.mask()
+        return Row(work.sampling, seq.tokens, prompt, seed, seq.index, len(seq.tokens) - prompt, mask)
 
     def _finish(self, seq: Sequence, token: int) -> str | None:
-        ask = seq.group.work.sampling
-        if self._answers[seq].detokenizer.stopped or (token in self._vocabulary.eos_ids and not ask.ignore_eos):
+        ask, answer = seq.group.work.sampling, self._answers[seq]
+        if answer.detokenizer.stopped or (token in self._vocabulary.eos_ids and not ask.ignore_eos):
+            return "stop"
+        if answer.guide is not None and answer.guide.complete:
             return "stop"
         return "length" if len(seq.tokens) >= seq.limit else None
 
     def _advance(self, seq: Sequence, got: Sampled) -> Delta:
-        if got.token is None:
-            return self._end(seq, "error", "the model gave no finite distribution")
         answer = self._answers[seq]
+        if got.token is None:
+            dead = answer.guide is not None and not answer.guide.mask().any()
+            return self._end(seq, "error", DEAD_END if dead else "the model gave no finite distribution")
+        if answer.guide is not None and not answer.guide.accept(got.token):
+            return self._end(seq, "error", DEAD_END)
         seq.tokens.append(got.token)
         seq.group.sampled += 1
         answer.cum_logprob += got.logprob
@@ -225,8 +243,8 @@ class Core:
         self._meter.stop(prefilled=computed - decoded, decoded=min(decoded, sampled))
 
 
-def refused(work: Work, why: str) -> list[Delta]:
-    """The end of a request that never ran; nothing was computed, so nothing is billed."""
+def refused(work: Work, why: str | None) -> list[Delta]:
+    """The end of a request that never ran, cancelled where there is no `why`; nothing was computed, so nothing is billed."""
     count = work.sequences if 1 <= work.sequences <= SEQUENCES_MAX else 1
     return [
         Delta(
@@ -235,7 +253,7 @@ def refused(work: Work, why: str) -> list[Delta]:
             index=index,
             text="",
             token_ids=[],
-            finish="error",
+            finish="cancelled" if why is None else "error",
             error=why,
             usage=EngineUsage(0, 0, 0) if index == count - 1 else None,
         )
