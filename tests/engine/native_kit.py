@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from rungway.engine.assemble import Sizes, module_parts
 from rungway.engine.blocks import BlockPool
 from rungway.engine.core import Core
+from rungway.engine.drafts import Speculation
 from rungway.engine.grammar import Grammars
 from rungway.engine.ops import Ops
 from rungway.engine.prefix import Hasher, chained
@@ -88,6 +89,7 @@ def make_core(
     ops: Ops | None = None,
     prefix_cache: bool = True,
     hasher: Hasher = chained,
+    speculation: Speculation | None = None,
 ) -> tuple[Core, Scheduler]:
     wish = Sizes(seqs, context, batched, blocks, block_tokens)
     runner, vocabulary, sizes = module_parts(model, ByteVocabulary(), wish, "float32", torch.device("cpu"), ops)
@@ -97,7 +99,15 @@ def make_core(
         max_num_batched_tokens=batched,
         prefix_cache=prefix_cache,
     )
-    core = Core(runner, vocabulary, scheduler, context=sizes.context, waiting_max=1000, clock_ns=time.perf_counter_ns)
+    core = Core(
+        runner,
+        vocabulary,
+        scheduler,
+        context=sizes.context,
+        waiting_max=1000,
+        clock_ns=time.perf_counter_ns,
+        speculation=speculation,
+    )
     return core, scheduler
 
 

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from engine.native_kit import GRAMMARS, ByteVocabulary, Heard, drain, make_core, random_model, run_all, work
+from engine.spec_kit import ScriptedDrafter, eager, foretold
 from engine.test_native_engine import SIZES, Ear
+from rungway.engine.answer import DEAD_END
 from rungway.engine.compiling import INVALID, GrammarLimits
-from rungway.engine.core import DEAD_END
 from rungway.engine.engine import NativeEngine
 from rungway.engine.grammar import Grammars
 from rungway.engine.protocol import Constraint, Sampling, TokenLogprob, Work
@@ -200,6 +201,18 @@ def test_preemption_does_not_change_a_constrained_answer(model: Any) -> None:
     preempted = sum(seq.preemptions for seq in seen)
     assert preempted > 0
     assert [heard.tokens(f"r{at}") for at in range(6)] == [roomy.tokens(f"r{at}") for at in range(6)]
+
+
+def test_drafts_do_not_change_a_constrained_answer(model: Any) -> None:
+    """Right ones are taken under the mask of their place, wrong ones are rolled back out of the guide."""
+    asks = [ask(f"r{at}", schema(SCHEMAS[at]), seed=at) for at in (2, 6, 7, 12)]
+    plain = run_all(make_core(model)[0], asks)
+    told = {item.request_id: plain.tokens(item.request_id) for item in asks}
+    for wrong in (0.0, 0.3, 1.0):
+        speculation = eager(ScriptedDrafter(foretold(told, wrong)))
+        drafted = run_all(make_core(model, speculation=speculation)[0], asks)
+        assert {item.request_id: drafted.tokens(item.request_id) for item in asks} == told
+        assert speculation.drafted > 0 and (speculation.accepted > 0) == (wrong < 1.0)
 
 
 class NoBraces(ByteVocabulary):

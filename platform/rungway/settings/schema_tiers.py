@@ -12,6 +12,18 @@ from rungway.settings.rules import Count, NotNegative, Usd
 from rungway.settings.section import Section, refuse
 
 BACKENDS = ("native", "fake")
+DTYPES = (
+    "auto",
+    "bfloat16",
+    "float16",
+    "float32",
+    "int8",
+    "int4",
+    "int4-g32",
+    "int4-g128",
+    "int4-g32-sym",
+    "int4-g128-sym",
+)
 _FAKE = contracts.FakeSpec()
 
 
@@ -66,9 +78,9 @@ class Version(Section):
         default=None, description="Blocks of KV cache."
     )
     block_tokens: Count = Field(default=16, description="Tokens per KV block.")
-    dtype: Annotated[str, rules.one_of("auto", "bfloat16", "float16", "float32", "int8")] = Field(
+    dtype: Annotated[str, rules.one_of(*DTYPES)] = Field(
         default="auto",
-        description="Numbers of weights and activations. `auto` on CPU: the fastest that passes a self-test at load; `float32` is exact.",
+        description="Numbers of weights and activations. `auto`: a quantised checkpoint's own, else on CPU the fastest that passes a self-test at load; `float32` is exact. docs/quantisation.md has them all.",
     )
     device: Annotated[str, rules.text("`auto`, `cpu`, `cuda` or `cuda:N`", r"auto|cpu|cuda(:\d+)?")] = Field(
         default="auto", description="Where it runs."

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rungway.engine.answer import refused
 from rungway.engine.assemble import Sizes, directory_parts, module_parts, pick_device
 from rungway.engine.blocks import BlockPool
 from rungway.engine.compiling import Compiling, GrammarLimits
-from rungway.engine.core import Core, refused
+from rungway.engine.core import Core
 from rungway.engine.grammar import Grammar
 from rungway.engine.protocol import Delta, EngineStats, OnDeltas, Work
 from rungway.engine.runner import Runner
