@@ -12,11 +12,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from rungway.engine.assemble import Sizes, module_parts
 from rungway.engine.blocks import BlockPool
+from rungway.engine.chain import chained
 from rungway.engine.core import Core
 from rungway.engine.drafts import Speculation
 from rungway.engine.grammar import Grammars
 from rungway.engine.ops import Ops
-from rungway.engine.prefix import Hasher, chained
+from rungway.engine.prefix import Hasher
 from rungway.engine.protocol import Delta, EngineUsage, Sampling, Work
 from rungway.engine.scheduler import Scheduler
 

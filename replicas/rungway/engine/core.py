@@ -15,7 +15,7 @@ from rungway.engine.answer import Answer, Said, refused
 from rungway.engine.drafts import Speculation
 from rungway.engine.grammar import Grammar
 from rungway.engine.meter import Meter
-from rungway.engine.protocol import Delta, EngineStats, EngineUsage, Work
+from rungway.engine.protocol import Delta, EngineStats, EngineUsage, PrefixNews, Work
 from rungway.engine.runner import Runner, Step
 from rungway.engine.sampler import Row, Sampled, sample
 from rungway.engine.scheduler import Scheduler, Slice
@@ -25,7 +25,7 @@ from rungway.engine.validate import problem
 
 
 class Core:
-    """Single-threaded, except `check` and `stats`, which any thread may call."""
+    """Single-threaded, except `check`, `stats` and `prefix_news`, which any thread may call."""
 
     def __init__(
         self,
@@ -112,6 +112,10 @@ class Core:
             if self._seeds.keys() != self._scheduler.groups.keys():
                 problems.append("a seed is kept for a request that has ended, or missing")
         return problems
+
+    def prefix_news(self, *, full: bool) -> PrefixNews:
+        with self._lock:
+            return self._scheduler.pool.known.published.news(full=full)
 
     def stats(self) -> EngineStats:
         with self._lock:

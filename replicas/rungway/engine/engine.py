@@ -23,7 +23,9 @@ from rungway.engine.blocks import BlockPool
 from rungway.engine.compiling import Compiling, GrammarLimits
 from rungway.engine.core import Core
 from rungway.engine.grammar import Grammar
-from rungway.engine.protocol import Delta, EngineStats, OnDeltas, Work
+from rungway.engine.protocol import Delta, EngineStats, OnDeltas, PrefixNews, Work
+from rungway.engine.published import Published
+from rungway.engine.rules import DEFAULT_RULES, Rules
 from rungway.engine.runner import Runner
 from rungway.engine.scheduler import Scheduler
 from rungway.engine.tokenizer import Vocabulary
@@ -49,6 +51,7 @@ class NativeEngine:
         *,
         waiting_max: int = WAITING_MAX,
         prefix_cache: bool = True,
+        rules: Rules = DEFAULT_RULES,
         grammar: GrammarLimits | None = None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
@@ -56,7 +59,7 @@ class NativeEngine:
         self.kv_tokens = sizes.kv_tokens
         self.context = sizes.context
         scheduler = Scheduler(
-            BlockPool(sizes.kv_blocks, sizes.block_tokens),
+            BlockPool(sizes.kv_blocks, sizes.block_tokens, published=Published(rules.prefix_keys_max)),
             max_num_seqs=sizes.max_num_seqs,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             prefix_cache=prefix_cache,
@@ -87,6 +90,7 @@ class NativeEngine:
         dtype: str = "auto",
         device: str = "auto",
         prefix_cache: bool = True,
+        rules: Rules = DEFAULT_RULES,
         grammar: GrammarLimits | None = None,
     ) -> NativeEngine:
         """Loads a model directory (loader.py). `kv_blocks` None = what `max_num_seqs` full contexts need, within a
@@ -94,7 +98,7 @@ class NativeEngine:
         precision.py). Raises ModelError."""
         wish = Sizes(max_num_seqs, max_context, max_num_batched_tokens, kv_blocks or 0, block_tokens)
         parts = directory_parts(path, wish, dtype, pick_device(device))
-        return cls(*parts, prefix_cache=prefix_cache, grammar=grammar)
+        return cls(*parts, prefix_cache=prefix_cache, rules=rules, grammar=grammar)
 
     @classmethod
     def from_module(
@@ -110,12 +114,13 @@ class NativeEngine:
         dtype: str = "float32",
         device: str = "cpu",
         prefix_cache: bool = True,
+        rules: Rules = DEFAULT_RULES,
         grammar: GrammarLimits | None = None,
     ) -> NativeEngine:
         """From a transformers causal language model in memory: its `config` and its tensors are read, not its code."""
         wish = Sizes(max_num_seqs, max_context, max_num_batched_tokens, kv_blocks or 0, block_tokens)
         parts = module_parts(module, vocabulary, wish, dtype, pick_device(device))
-        return cls(*parts, prefix_cache=prefix_cache, grammar=grammar)
+        return cls(*parts, prefix_cache=prefix_cache, rules=rules, grammar=grammar)
 
     async def start(self, on_deltas: OnDeltas) -> None:
         assert self._thread is None, "an engine starts once"
@@ -142,6 +147,9 @@ class NativeEngine:
     def stats(self) -> EngineStats:
         stats = self._core.stats()
         return msgspec.structs.replace(stats, waiting=stats.waiting + len(self._compiling))
+
+    def prefix_news(self, *, full: bool) -> PrefixNews:
+        return self._core.prefix_news(full=full)
 
     def check(self) -> list[str]:
         problems = self._core.check()

@@ -5,7 +5,7 @@ runs over all of them. Nothing here knows tenants' contracts, HTTP or Ray.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -121,6 +121,14 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     draft_length: int = 0
 
 
+class PrefixNews(msgspec.Struct, frozen=True, array_like=True):
+    """Keys of prefix blocks (chain.py) that an engine holds: all of them if `full`, else what changed since the last."""
+
+    full: bool
+    added: list[int]
+    removed: list[int]
+
+
 OnDeltas = Callable[[list[Delta]], None]
 
 
@@ -148,3 +156,11 @@ class Engine(Protocol):
     def check(self) -> list[str]: ...
 
     async def stop(self) -> None: ...
+
+
+@runtime_checkable
+class HoldsPrefixes(Protocol):
+    """An engine with a prefix cache that says what is in it. `prefix_news(full=True)` starts anew, for a listener that
+    knows nothing; any thread may call it, one listener only."""
+
+    def prefix_news(self, *, full: bool) -> PrefixNews: ...
