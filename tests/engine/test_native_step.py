@@ -22,7 +22,7 @@ from rungway.engine.selftest import likeness, probe_ids, read_through
 from rungway.kernels.cpu import bindings
 
 CPU = torch.device("cpu")
-NEW = 12
+NEW = 20
 needs_kernels = pytest.mark.skipif(
     not native_linear.native_works(), reason="our own CPU kernels need a C++ compiler and AVX-512 VNNI"
 )
@@ -53,8 +53,11 @@ def model(request: pytest.FixtureRequest) -> Any:
     return small
 
 
+NATIVE: dict[str, Any] = {"block_tokens": 16, "blocks": 64, "dtype": "int8"}
+
+
 def native_core(model: Any, **more: Any) -> Core:
-    core, _ = make_core(model, **{"block_tokens": 16, "blocks": 64, "dtype": "int8", **more})
+    core, _ = make_core(model, **{**NATIVE, **more})
     assert core.stats().path == "native int8"
     return core
 
@@ -85,8 +88,8 @@ def test_it_is_the_same_model(model: Any, kind: precision.Precision, monkeypatch
         apart = Decoder(arch, weights, kind, CPU)
         assert apart.path == "torch"
         assert likeness(exact, got).good
-        # the same layers with torch's operations between them: only the rounding in between differs
-        assert likeness(read_through(apart, ids), got).divergence < 0.3 * likeness(exact, got).divergence + 1e-4
+        # no worse than the same layers with torch's operations between them
+        assert likeness(exact, got).divergence < 1.2 * likeness(exact, read_through(apart, ids)).divergence
 
 
 @needs_kernels
@@ -97,10 +100,13 @@ def test_the_same_bits_alone_in_a_batch_in_chunks_and_preempted(model: Any) -> N
     ]
     alone = [said(run_all(native_core(model), [item]), item.request_id) for item in works]
     assert all(len(answer) == NEW for answer in alone)
-    for shape in ({"seqs": 8}, {"seqs": 5, "batched": 16}, {"seqs": 7, "batched": 33, "blocks": 14, "context": 128}):
-        core = native_core(model, **shape)
+    preempted = 0
+    for shape in ({"seqs": 8}, {"seqs": 5, "batched": 16}, {"seqs": 8, "batched": 33, "blocks": 14, "context": 128}):
+        core, scheduler = make_core(model, **{**NATIVE, **shape})
         heard = run_all(core, works)
         assert [said(heard, item.request_id) for item in works] == alone
+        preempted += scheduler.preemptions
+    assert preempted > 0
     # what was computed before is found again, or taken up by another replica
     again = run_all(core := native_core(model), works)
     again = run_all(core, [work("again", works[3].prompt_ids, max_tokens=NEW, logprobs=2, temperature=0.8, seed=3)])
@@ -110,13 +116,6 @@ def test_the_same_bits_alone_in_a_batch_in_chunks_and_preempted(model: Any) -> N
     tokens = [token for token, _, _ in alone[5]]
     resumed = work("5", works[5].prompt_ids, resume=[tokens[:5]], max_tokens=NEW, logprobs=2, temperature=0.8, seed=5)
     assert said(run_all(native_core(model), [resumed]), "5") == alone[5][5:]
-
-
-@needs_kernels
-def test_the_pool_was_small_enough_to_preempt(model: Any) -> None:
-    core, scheduler = make_core(model, block_tokens=16, blocks=14, dtype="int8", seqs=7, batched=33, context=128)
-    run_all(core, [work(str(at), prompt, max_tokens=NEW) for at, prompt in enumerate(random_prompts(8, longest=90))])
-    assert scheduler.preemptions > 0
 
 
 @needs_kernels

@@ -45,11 +45,20 @@ LayerParts = tuple[AttentionParts, MlpParts]
 class Inputs(Protocol):
     """model.Batch, as far as it is read here."""
 
-    ids: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    outputs: torch.Tensor
-    spans: list[Span]
+    @property
+    def ids(self) -> torch.Tensor: ...
+
+    @property
+    def positions(self) -> torch.Tensor: ...
+
+    @property
+    def slots(self) -> torch.Tensor: ...
+
+    @property
+    def outputs(self) -> torch.Tensor: ...
+
+    @property
+    def spans(self) -> list[Span]: ...
 
 
 class NativeStep:

@@ -168,7 +168,7 @@ def native_faster() -> bool:
     weight, x = torch.ones(2048, 1024), torch.ones(_BATCH, 1024)
     own, other = NativeLinear(weight), Int8Linear(weight)
     own_s, other_s = _best_s([lambda: own(x), lambda: other(x)])
-    _log.info("8-bit layers: own CPU kernels take %.2f of torch's time", own_s / other_s)
+    _log.info("8-bit layers, %d tokens: %.3f ms by own CPU kernels, %.3f by torch", _BATCH, own_s * 1e3, other_s * 1e3)
     return own_s <= other_s
 
 
