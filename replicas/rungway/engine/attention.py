@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from rungway.engine.ops import Ops, PlainOps, Span, gathered
 from rungway.engine.parts import Builder, Pass
 from rungway.engine.precision import Role
+from rungway.engine.stored import Weight, rows_scaled
 
 _PLAIN = PlainOps()
 
@@ -51,14 +52,14 @@ class GroupedAttention:
         arch = self._arch
         return torch.cat([(query * self._score_factor()).expand(arch.heads, -1), key.expand(arch.kv_heads, -1)])
 
-    def _scaled(self, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _scaled(self, weight: Weight, bias: torch.Tensor | None) -> tuple[Weight, torch.Tensor | None]:
         """The fused projection with the scale of the scores in the queries' rows, unless a norm undoes it."""
         factor = self._score_factor()
         if self._head_norms is not None or factor == 1.0:
             return weight, bias
-        rows = torch.ones(weight.shape[0], device=weight.device)
+        rows = torch.ones(weight.shape[0], device=self._norm.device)
         rows[: self._arch.heads * self._arch.head_dim] = factor
-        scaled = (weight.float() * rows[:, None]).to(weight.dtype)
+        scaled = rows_scaled(weight, rows)
         return scaled, None if bias is None else (bias.float() * rows).to(bias.dtype)
 
     def _score_factor(self) -> float:

@@ -15,10 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rungway.engine.answer import refused
 from rungway.engine.assemble import Sizes, directory_parts, module_parts, pick_device
 from rungway.engine.blocks import BlockPool
-from rungway.engine.core import Core, refused
-from rungway.engine.protocol import Delta, EngineStats, OnDeltas, Work
+from rungway.engine.core import Core
+from rungway.engine.protocol import Delta, EngineStats, OnDeltas, PrefixNews, Work
+from rungway.engine.published import Published
+from rungway.engine.rules import DEFAULT_RULES, Rules
 from rungway.engine.runner import Runner
 from rungway.engine.scheduler import Scheduler
 from rungway.engine.tokenizer import Vocabulary
@@ -39,13 +42,14 @@ class NativeEngine:
         *,
         waiting_max: int = WAITING_MAX,
         prefix_cache: bool = True,
+        rules: Rules = DEFAULT_RULES,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.max_num_seqs = sizes.max_num_seqs
         self.kv_tokens = sizes.kv_tokens
         self.context = sizes.context
         scheduler = Scheduler(
-            BlockPool(sizes.kv_blocks, sizes.block_tokens),
+            BlockPool(sizes.kv_blocks, sizes.block_tokens, published=Published(rules.prefix_keys_max)),
             max_num_seqs=sizes.max_num_seqs,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             prefix_cache=prefix_cache,
@@ -75,12 +79,13 @@ class NativeEngine:
         dtype: str = "auto",
         device: str = "auto",
         prefix_cache: bool = True,
+        rules: Rules = DEFAULT_RULES,
     ) -> NativeEngine:
         """Loads a model directory (loader.py). `kv_blocks` None = what `max_num_seqs` full contexts need, within a
         memory bound. `dtype`: auto | float32 | bfloat16; auto takes what computes faster here (see
         precision.py). Raises ModelError."""
         wish = Sizes(max_num_seqs, max_context, max_num_batched_tokens, kv_blocks or 0, block_tokens)
-        return cls(*directory_parts(path, wish, dtype, pick_device(device)), prefix_cache=prefix_cache)
+        return cls(*directory_parts(path, wish, dtype, pick_device(device)), prefix_cache=prefix_cache, rules=rules)
 
     @classmethod
     def from_module(
@@ -96,10 +101,13 @@ class NativeEngine:
         dtype: str = "float32",
         device: str = "cpu",
         prefix_cache: bool = True,
+        rules: Rules = DEFAULT_RULES,
     ) -> NativeEngine:
         """From a transformers causal language model in memory: its `config` and its tensors are read, not its code."""
         wish = Sizes(max_num_seqs, max_context, max_num_batched_tokens, kv_blocks or 0, block_tokens)
-        return cls(*module_parts(module, vocabulary, wish, dtype, pick_device(device)), prefix_cache=prefix_cache)
+        return cls(
+            *module_parts(module, vocabulary, wish, dtype, pick_device(device)), prefix_cache=prefix_cache, rules=rules
+        )
 
     async def start(self, on_deltas: OnDeltas) -> None:
         assert self._thread is None, "an engine starts once"
@@ -116,6 +124,9 @@ class NativeEngine:
 
     def stats(self) -> EngineStats:
         return self._core.stats()
+
+    def prefix_news(self, *, full: bool) -> PrefixNews:
+        return self._core.prefix_news(full=full)
 
     def check(self) -> list[str]:
         problems = self._core.check()

@@ -6,6 +6,7 @@ import torch
 
 from rungway.engine.parts import Builder, gate_of
 from rungway.engine.precision import Role
+from rungway.engine.stored import rows_scaled
 
 
 class GatedMlp:
@@ -23,7 +24,9 @@ class GatedMlp:
         down, by = build.make.balance(Role.DOWN, prefix + Role.DOWN, down)
         if by is not None:
             rows = torch.cat([torch.ones_like(by), 1.0 / by])  # only `up` scales the product act(gate) * up
-            weight, bias = weight.float() * rows[:, None], None if bias is None else bias.float() * rows
+            if isinstance(weight, torch.Tensor):
+                weight = weight.float()
+            weight, bias = rows_scaled(weight, rows), None if bias is None else bias.float() * rows
         self._gate_up = build.made(prefix, Role.GATE_UP, weight, bias)
         self._down = build.exit(build.made(prefix, Role.DOWN, down, down_bias), after)
 

@@ -12,6 +12,7 @@ from rungway.engine.errors import ModelError
 from rungway.engine.families.spec import Activation, Architecture
 from rungway.engine.ops import Angles, Ops, Span
 from rungway.engine.precision import Maker, Precision, Projection, Role
+from rungway.engine.stored import Weight, kept
 
 Weights = Callable[[str], torch.Tensor]
 
@@ -62,10 +63,13 @@ class Builder:
         """A norm's weight as it is multiplied, in the type of the activations."""
         return (self.get(f"{name}.weight").float() + self.arch.norm_offset).to(self.precision.hidden)
 
-    def fused(self, prefix: str, *names: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Weight and bias of projections that read the same input, one below the other. Raises ModelError where only some
-        of them have a bias."""
-        weight = torch.cat([self.get(f"{prefix}{name}.weight") for name in names])
+    def fused(self, prefix: str, *names: str) -> tuple[Weight, torch.Tensor | None]:
+        """Weight and bias of projections that read the same input, one below the other; in a quantised checkpoint's own
+        bits where the precision keeps them. Raises ModelError where only some of them have a bias."""
+        modules = [prefix + name for name in names]
+        weight: Weight | None = kept(self._weights, modules, self._device) if self.precision.stored else None
+        if weight is None:
+            weight = torch.cat([self.get(f"{module}.weight") for module in modules])
         biases = []
         for name in names:
             try:
@@ -80,7 +84,7 @@ class Builder:
         self,
         prefix: str,
         role: Role,
-        weight: torch.Tensor,
+        weight: Weight,
         bias: torch.Tensor | None,
         dtype: torch.dtype | None = None,
     ) -> Projection:

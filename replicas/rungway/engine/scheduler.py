@@ -3,6 +3,7 @@
 One rule: every sequence has tokens known and tokens computed, and a step hands out `max_num_batched_tokens` among at
 most `max_num_seqs` sequences so that the second catches up with the first. Prefill, chunked prefill, decode and
 recomputation after preemption are all this rule (after vLLM's V1 scheduler); a prefix hit only moves where it begins.
+Drafts are the exception: guesses that a decoding sequence may compute beyond its known tokens, with what is left over.
 
     held -> waiting          the group's first member has computed the prompt (or has gone)
     waiting -> running       admitted: a row and all blocks for the tokens it knows (admission.py)
@@ -81,12 +82,27 @@ class Scheduler:
             budget -= chunks[-1].size
         return step + _fill(chunks, budget)
 
+    def extend(self, step: list[Slice]) -> list[Slice]:
+        """The step with the drafts of its decoding sequences. They get what budget and pool have left, nobody gives way for
+        them, and they are cut to that."""
+        budget = self.max_num_batched_tokens - sum(item.size for item in step)
+        for at, (seq, size) in enumerate(step):
+            if seq.drafts:
+                del seq.drafts[self._tables.stretch(seq, min(budget, len(seq.drafts))) :]
+                budget -= len(seq.drafts)
+                step[at] = Slice(seq, size + len(seq.drafts))
+        return step
+
     def commit(self, step: list[Slice]) -> None:
-        """The step's keys and values are in the cache. Charges shares and lets held siblings start."""
+        """The step's keys and values are in the cache. Charges shares and lets held siblings start. Of a sequence with drafts,
+        only the verified part of its slice is named, and `tokens` hold that part; the drafts are gone after this."""
         decoding = self.running.decoding
         decoded: dict[str, float] = {}
         for seq, count in step:
             seq.computed += count
+            if seq.drafts:
+                self._tables.trim(seq)
+                seq.drafts = []
             if seq.computed < seq.mark and seq in decoding:
                 # the common case: a decoding sequence inside a block
                 decoded[seq.share] = decoded.get(seq.share, 0.0) + count / seq.weight

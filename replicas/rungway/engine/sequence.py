@@ -29,6 +29,7 @@ class Sequence:
         "charged",
         "computed",
         "context",
+        "drafts",
         "group",
         "index",
         "keys",
@@ -55,6 +56,7 @@ class Sequence:
         self.limit = limit
         self.tokens: list[int] = [*group.work.prompt_ids, *resume]
         self.context = len(self.tokens)  # prompt + resumed: what this attempt did not sample
+        self.drafts: list[int] = []  # guesses of what comes after `tokens`; there only within a step (drafts.py)
         self.computed = 0
         self.charged = 0  # tokens that the share has paid for; recomputation is free
         self.blocks: list[int] = []

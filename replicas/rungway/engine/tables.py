@@ -40,6 +40,21 @@ class Tables:
         seq.blocks += taken
         return True
 
+    def stretch(self, seq: Sequence, count: int) -> int:
+        """Room for up to `count` positions beyond the known tokens, from blocks that are free; how many there are."""
+        short = self.pool.needed(len(seq.tokens) + count) - len(seq.blocks)
+        if short > 0:
+            self.take(seq, min(short, self.pool.free))
+        return min(count, self.room(seq) - len(seq.tokens))
+
+    def trim(self, seq: Sequence) -> None:
+        """Gives back blocks beyond the known tokens."""
+        needed = self.pool.needed(len(seq.tokens))
+        spare = seq.blocks[needed:]
+        if spare:
+            del seq.blocks[needed:]
+            self.pool.release(spare)
+
     def learn(self, seq: Sequence) -> None:
         """Offers the blocks that a sequence has filled to the prefix index."""
         if not self._prefix_cache:

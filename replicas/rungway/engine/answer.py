@@ -1,0 +1,108 @@
+"""What one sequence says: tokens to text, and where it ends."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rungway.engine.detokenize import Detokenizer
+from rungway.engine.protocol import Delta, EngineUsage, TokenLogprob, Work
+from rungway.engine.sampler import Sampled
+from rungway.engine.sequence import Sequence
+from rungway.engine.tokenizer import Vocabulary
+from rungway.engine.validate import SEQUENCES_MAX
+
+
+class Said(NamedTuple):
+    """News of one step: `token_ids` were taken over and make `text`. `finish` None: it goes on."""
+
+    token_ids: list[int]
+    text: str
+    logprobs: list[TokenLogprob] | None
+    finish: str | None
+    error: str | None = None
+
+
+class Answer:
+    """The text of one sequence so far. `tokens` of the sequence grow only here."""
+
+    __slots__ = ("_seq", "_vocabulary", "cum_logprob", "detokenizer")
+
+    def __init__(self, seq: Sequence, vocabulary: Vocabulary) -> None:
+        self._seq = seq
+        self._vocabulary = vocabulary
+        self.detokenizer = Detokenizer(vocabulary, seq.group.work.sampling.stop)
+        self.cum_logprob = 0.0
+
+    def resume(self) -> str | None:
+        """Feeds in and drops what earlier attempts emitted; tells the finish where that was all."""
+        resumed = self._seq.tokens[len(self._seq.group.work.prompt_ids) :]
+        for token in resumed:
+            self.detokenizer.push(token)
+        return self._finish(resumed[-1]) if resumed else None
+
+    def take(self, run: list[Sampled]) -> Said:
+        """Takes over the tokens of a run up to the one that ends the sequence; later ones were never said."""
+        ask = self._seq.group.work.sampling
+        said: list[Sampled] = []
+        text = ""
+        finish = error = None
+        for got in run:
+            if got.token is None:
+                finish, error = "error", "the model gave no finite distribution"
+                break
+            self._seq.tokens.append(got.token)
+            self._seq.group.sampled += 1
+            self.cum_logprob += got.logprob
+            text += self.detokenizer.push(got.token)
+            said.append(got)
+            if (finish := self._finish(got.token)) is not None:
+                break
+        tokens = [got.token for got in said if got.token is not None]
+        logprobs = None if ask.logprobs is None else [self._logprob(got) for got in said]
+        return Said(tokens, text, logprobs, finish, error)
+
+    def delta(self, said: Said, usage: EngineUsage | None = None) -> Delta:
+        """`said` as a message; where it has a finish, with the text that was held back."""
+        work = self._seq.group.work
+        return Delta(
+            request_id=work.request_id,
+            attempt=work.attempt,
+            index=self._seq.index,
+            text=said.text if said.finish is None else said.text + self.detokenizer.flush(),
+            token_ids=said.token_ids,
+            logprobs=said.logprobs,
+            finish=said.finish,
+            error=said.error,
+            cum_logprob=0.0 if said.finish is None else self.cum_logprob,
+            usage=usage,
+        )
+
+    def _finish(self, token: int) -> str | None:
+        ask = self._seq.group.work.sampling
+        if self.detokenizer.stopped or (token in self._vocabulary.eos_ids and not ask.ignore_eos):
+            return "stop"
+        return "length" if len(self._seq.tokens) >= self._seq.limit else None
+
+    def _logprob(self, got: Sampled) -> TokenLogprob:
+        assert got.token is not None
+        name = self._vocabulary.token_name
+        top = [(name(token).decode("utf-8", "replace"), name(token), value) for token, value in got.top]
+        return TokenLogprob(name(got.token).decode("utf-8", "replace"), name(got.token), got.logprob, top)
+
+
+def refused(work: Work, why: str) -> list[Delta]:
+    """The end of a request that never ran; nothing was computed, so nothing is billed."""
+    count = work.sequences if 1 <= work.sequences <= SEQUENCES_MAX else 1
+    return [
+        Delta(
+            request_id=work.request_id,
+            attempt=work.attempt,
+            index=index,
+            text="",
+            token_ids=[],
+            finish="error",
+            error=why,
+            usage=EngineUsage(0, 0, 0) if index == count - 1 else None,
+        )
+        for index in range(count)
+    ]
