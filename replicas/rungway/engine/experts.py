@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from rungway.engine.families.spec import Routing, Score
 from rungway.engine.parts import Builder, gate_of
 from rungway.engine.precision import Role
+from rungway.engine.stored import Weight
 
 _ABOVE_ZERO = 1e-20
 
@@ -59,7 +60,7 @@ def _best(values: torch.Tensor, count: int) -> torch.Tensor:
 class _Expert:
     """A gated MLP without a norm or a residual."""
 
-    def __init__(self, build: Builder, place: str, gate_up: torch.Tensor, down: torch.Tensor) -> None:
+    def __init__(self, build: Builder, place: str, gate_up: Weight, down: Weight) -> None:
         self._gate = gate_of(build.arch, build.ops)
         self._gate_up = build.made(place, Role.GATE_UP, gate_up, None)
         self._down = build.made(place, Role.DOWN, down, None)

@@ -17,6 +17,7 @@ from rungway.engine.families.spec import Latent
 from rungway.engine.ops import Angles, Span
 from rungway.engine.parts import Builder, Pass
 from rungway.engine.precision import Role
+from rungway.engine.stored import rows_picked
 
 _INNER_EPS = 1e-6  # of the norms of compressed vectors; no config.json states it
 
@@ -34,14 +35,15 @@ class LatentAttention:
         turned = _turned(rows, [rows - latent.rope], latent)
         if latent.query_rank is None:
             turned = turned[self._turned_queries(rows)]
-        self._down = build.made(prefix, Role.QKV, weight[turned], None if bias is None else bias[turned], build.dtype)
+        self._down = build.made(
+            prefix, Role.QKV, rows_picked(weight, turned), None if bias is None else bias[turned], build.dtype
+        )
         self._up = None
         if latent.query_rank is not None:
             self._query_norm = build.norm(f"{place}q_a_layernorm").to(build.dtype)
             weight, bias = build.fused(place, "q_b_proj")
-            self._up = build.made(
-                f"{prefix}q_b.", Role.QKV, weight[self._turned_queries(len(weight))], bias, build.dtype
-            )
+            picked = rows_picked(weight, self._turned_queries(weight.shape[0]))
+            self._up = build.made(f"{prefix}q_b.", Role.QKV, picked, bias, build.dtype)
         self._latent_norm = build.norm(f"{place}kv_a_layernorm").to(build.dtype)
         expand = build.get(f"{place}kv_b_proj.weight").view(arch.heads, latent.nope + latent.value, latent.rank)
         self._to_keys = expand[:, : latent.nope].contiguous()  # [heads, nope, rank]
