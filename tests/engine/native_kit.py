@@ -15,6 +15,7 @@ from rungway.engine.blocks import BlockPool
 from rungway.engine.chain import chained
 from rungway.engine.core import Core
 from rungway.engine.drafts import Speculation
+from rungway.engine.grammar import Grammars
 from rungway.engine.ops import Ops
 from rungway.engine.prefix import Hasher
 from rungway.engine.protocol import Delta, EngineUsage, Sampling, Work
@@ -42,6 +43,9 @@ class ByteVocabulary:
 
     def token_name(self, token: int) -> bytes:
         return self.token_bytes(token) or b"<end>"
+
+
+GRAMMARS = Grammars(ByteVocabulary())
 
 
 def random_model(family: str) -> Any:
@@ -165,7 +169,8 @@ def drain(core: Core, heard: Heard | None = None, *, steps_max: int = 5000) -> H
 def run_all(core: Core, works: list[Work]) -> Heard:
     heard = Heard()
     for item in works:
-        heard.take(core.add(item))
+        constraint = item.sampling.constraint
+        heard.take(core.add(item, None if constraint is None else GRAMMARS.compile(constraint)))
     return drain(core, heard)
 
 

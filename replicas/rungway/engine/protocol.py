@@ -5,13 +5,24 @@ runs over all of them. Nothing here knows tenants' contracts, HTTP or Ray.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
+ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar", "tools"]
+
+
+class Constraint(msgspec.Struct, frozen=True, array_like=True):
+    """What a whole answer must look like. `text`: the schema (json_schema), nothing (json_object), the expression that the
+    whole answer must match (regex), a JSON list of strings (choice), a Lark grammar (grammar), or the callable tools as
+    constraint.Tools in JSON (tools)."""
+
+    kind: ConstraintKind
+    text: str = ""
+
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """How to choose tokens. Order of processing: logit bias, penalties (repetition, frequency, presence), greedy
+    """How to choose tokens. Order of processing: logit bias, penalties (repetition, frequency, presence), constraint, greedy
     branch (temperature 0), temperature, min-p, top-k, top-p, sample. `top_k` 0 = off. `logprobs` = number of
     alternatives per position (0 = only the chosen token), None = off; they are of the raw logits.
     `seed` None = the engine draws one. `stop` strings are cut from the text."""
@@ -29,6 +40,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     ignore_eos: bool = False
+    constraint: Constraint | None = None
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
