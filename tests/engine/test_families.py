@@ -47,7 +47,7 @@ def test_mixed_batch_with_chunked_prompts(case: tuple[Any, list[list[int]], list
 
 def test_preempted(case: tuple[Any, list[list[int]], list[list[int]]]) -> None:
     model, prompts, expected = case
-    core, scheduler = make_core(model, seqs=5, batched=16, blocks=24, context=96)
+    core, scheduler = make_core(model, seqs=5, batched=16, blocks=18, context=72)
     heard = run_all(core, [work(str(at), prompt, max_tokens=NEW) for at, prompt in enumerate(prompts)])
     assert [heard.tokens(str(at)) for at in range(COUNT)] == expected
     assert scheduler.preemptions > 0
