@@ -12,10 +12,23 @@ import torch
 
 from rungway.engine.architecture import Architecture
 from rungway.engine.errors import ModelError
-from rungway.engine.formats import FORMATS, INT8, INT8_PART, Precision, Role, as_stored, four_bits, keeps, plain
+from rungway.engine.formats import (
+    FORMATS,
+    INT8,
+    INT8_GPU,
+    INT8_PART,
+    Precision,
+    Role,
+    as_stored,
+    four_bits,
+    int8_ready,
+    keeps,
+    plain,
+)
 from rungway.engine.fp8 import linear8
 from rungway.engine.int4 import group_for, int4_ready, linear4, quantised
 from rungway.engine.int8 import Int8Linear, int8_works
+from rungway.engine.int8_kernel import KernelInt8Linear
 from rungway.engine.linear import Linear
 from rungway.engine.native_linear import NativeLinear, native_works
 from rungway.engine.smoothing import Watched, factors
@@ -56,9 +69,9 @@ def candidates(name: str, arch: Architecture, device: torch.device, form: str | 
             raise ModelError("float16 is not supported on CPU (use bfloat16, float32 or auto)")
         return [plain(_DTYPES[name])]
     if name == "int8":
-        if device.type != "cpu" or not eight_bits_work():
+        if not int8_ready(device):
             raise ModelError("int8 is not supported here (use auto)")
-        return [INT8]
+        return [INT8 if device.type == "cpu" else INT8_GPU]
     if name != "auto":
         raise ModelError(f"dtype {name!r} is none of auto, {', '.join(FORMATS)}")
     return _ranked(arch, device)
@@ -69,7 +82,7 @@ def _ranked(arch: Architecture, device: torch.device) -> list[Precision]:
     if device.type != "cpu":
         return [plain(torch.bfloat16)]
     kinds = [plain(torch.bfloat16), plain(torch.float32)]
-    fewer = {INT8: [INT8, INT8_PART]} if eight_bits_work() else {}
+    fewer = {INT8: [INT8, INT8_PART]} if int8_ready(device) else {}
     four = four_bits("int4", device)
     if four is not None and int4_ready(device):
         fewer[four] = [four]
@@ -112,6 +125,8 @@ class Maker:
                 return layer
             weight = weight.dense().to(precision.cache)
         if precision.hidden is precision.cache:
+            if role in precision.int8:
+                return KernelInt8Linear(weight, bias, dtype=out)
             return Linear(weight, bias, keep=keep)
         if precision.int8 and native_faster():
             return NativeLinear(weight, bias, dtype=out, eight_bits=role in precision.int8)
@@ -170,10 +185,6 @@ def native_faster() -> bool:
     own_s, other_s = _best_s([lambda: own(x), lambda: other(x)])
     _log.info("8-bit layers, %d tokens: %.3f ms by own CPU kernels, %.3f by torch", _BATCH, own_s * 1e3, other_s * 1e3)
     return own_s <= other_s
-
-
-def eight_bits_work() -> bool:
-    return int8_works() or native_works()
 
 
 def _decode_cost_s(arch: Architecture, kind: Precision) -> float:
