@@ -10,10 +10,23 @@ import torch
 
 from rungway.engine.architecture import Architecture
 from rungway.engine.errors import ModelError
-from rungway.engine.formats import FORMATS, INT8, INT8_PART, Precision, Role, as_stored, four_bits, keeps, plain
+from rungway.engine.formats import (
+    FORMATS,
+    INT8,
+    INT8_GPU,
+    INT8_PART,
+    Precision,
+    Role,
+    as_stored,
+    four_bits,
+    int8_ready,
+    keeps,
+    plain,
+)
 from rungway.engine.fp8 import linear8
 from rungway.engine.int4 import group_for, int4_ready, linear4, quantised
 from rungway.engine.int8 import Int8Linear, int8_works
+from rungway.engine.int8_kernel import KernelInt8Linear
 from rungway.engine.linear import Linear
 from rungway.engine.smoothing import Watched, factors
 from rungway.engine.stored import Fp8Weight, Weight
@@ -50,9 +63,9 @@ def candidates(name: str, arch: Architecture, device: torch.device, form: str | 
             raise ModelError("float16 is not supported on CPU (use bfloat16, float32 or auto)")
         return [plain(_DTYPES[name])]
     if name == "int8":
-        if device.type != "cpu" or not int8_works():
+        if not int8_ready(device):
             raise ModelError("int8 is not supported here (use auto)")
-        return [INT8]
+        return [INT8 if device.type == "cpu" else INT8_GPU]
     if name != "auto":
         raise ModelError(f"dtype {name!r} is none of auto, {', '.join(FORMATS)}")
     return _ranked(arch, device)
@@ -106,6 +119,8 @@ class Maker:
                 return layer
             weight = weight.dense().to(precision.cache)
         if precision.hidden is precision.cache:
+            if role in precision.int8:
+                return KernelInt8Linear(weight, bias, dtype=out)
             return Linear(weight, bias, keep=keep)
         shape = (weight.shape[0], weight.shape[1])
         if role in precision.int8 and shape not in self.chosen:
