@@ -12,9 +12,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from rungway.engine.assemble import Sizes, module_parts
 from rungway.engine.blocks import BlockPool
+from rungway.engine.chain import chained
 from rungway.engine.core import Core
+from rungway.engine.drafts import Speculation
+from rungway.engine.grammar import Grammars
 from rungway.engine.ops import Ops
-from rungway.engine.prefix import Hasher, chained
+from rungway.engine.prefix import Hasher
 from rungway.engine.protocol import Delta, EngineUsage, Sampling, Work
 from rungway.engine.scheduler import Scheduler
 
@@ -40,6 +43,9 @@ class ByteVocabulary:
 
     def token_name(self, token: int) -> bytes:
         return self.token_bytes(token) or b"<end>"
+
+
+GRAMMARS = Grammars(ByteVocabulary())
 
 
 def random_model(family: str) -> Any:
@@ -84,6 +90,7 @@ def make_core(
     ops: Ops | None = None,
     prefix_cache: bool = True,
     hasher: Hasher = chained,
+    speculation: Speculation | None = None,
 ) -> tuple[Core, Scheduler]:
     wish = Sizes(seqs, context, batched, blocks, block_tokens)
     runner, vocabulary, sizes = module_parts(model, ByteVocabulary(), wish, "float32", torch.device("cpu"), ops)
@@ -93,7 +100,15 @@ def make_core(
         max_num_batched_tokens=batched,
         prefix_cache=prefix_cache,
     )
-    core = Core(runner, vocabulary, scheduler, context=sizes.context, waiting_max=1000, clock_ns=time.perf_counter_ns)
+    core = Core(
+        runner,
+        vocabulary,
+        scheduler,
+        context=sizes.context,
+        waiting_max=1000,
+        clock_ns=time.perf_counter_ns,
+        speculation=speculation,
+    )
     return core, scheduler
 
 
@@ -154,7 +169,8 @@ def drain(core: Core, heard: Heard | None = None, *, steps_max: int = 5000) -> H
 def run_all(core: Core, works: list[Work]) -> Heard:
     heard = Heard()
     for item in works:
-        heard.take(core.add(item))
+        constraint = item.sampling.constraint
+        heard.take(core.add(item, None if constraint is None else GRAMMARS.compile(constraint)))
     return drain(core, heard)
 
 

@@ -83,7 +83,7 @@ def test_cached_tokens_are_counted_once_for_all_samples_and_not_after_preemption
     for _ in range(3):
         heard.take(core.step())
     for seq in list(scheduler.running):
-        scheduler._preempt(seq)
+        scheduler.preempt(seq)
     drain(core, heard)
     usage = heard.usage("n")
     assert (usage.prompt_tokens, usage.cached_tokens, usage.output_tokens) == (40, 36, 4 * NEW)
@@ -109,8 +109,8 @@ def test_preemption_at_every_step_loses_repeats_and_changes_nothing(
     while core.busy:
         heard.take(core.step())
         turn += 1
-        for seq in scheduler.running[turn % 2 :: 2]:
-            scheduler._preempt(seq)
+        for seq in list(scheduler.running)[turn % 2 :: 2]:
+            scheduler.preempt(seq)
         assert core.check() == [] and turn < 500
     for at in range(4):
         assert [heard.tokens(str(at), i) for i in range(1 + at % 2)] == [

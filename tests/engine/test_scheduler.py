@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from engine.native_kit import VOCAB, ByteVocabulary, Heard, work
+from engine.spec_kit import ScriptedDrafter, eager
 from rungway.engine.blocks import BlockPool
 from rungway.engine.core import Core
+from rungway.engine.drafts import Speculation
 from rungway.engine.protocol import Work
 from rungway.engine.runner import Step
 from rungway.engine.scheduler import Scheduler, Slice
+from rungway.engine.sequence import Sequence
 
 
 class ScriptedRunner:
@@ -34,17 +37,24 @@ class ScriptedRunner:
         if self.fail_next:
             self.fail_next = False
             raise RuntimeError("device lost")
-        ready = [seq for seq, size in step if seq.wanted == size]
-        logits = torch.zeros(len(ready), VOCAB)
-        for at, seq in enumerate(ready):
-            logits[at, (seq.tokens[-1] + 1) % 250] = 50.0
+        ready = [seq for seq, size in step if seq.wanted + len(seq.drafts) == size]
+        places = [(seq, token) for seq in ready for token in (seq.tokens[-1], *seq.drafts)]
+        logits = torch.zeros(len(places), VOCAB)
+        for at, (seq, token) in enumerate(places):
+            logits[at, (token + 1) % 250] = 50.0
             if seq.group.work.request_id == self.nan_for:
                 logits[at, 3] = float("nan")
         return Step(ready, logits)
 
 
 def rig(
-    *, blocks: int, seqs: int = 4, batched: int = 16, block_tokens: int = 4, context: int = 64
+    *,
+    blocks: int,
+    seqs: int = 4,
+    batched: int = 16,
+    block_tokens: int = 4,
+    context: int = 64,
+    speculation: Speculation | None = None,
 ) -> tuple[Core, Scheduler, ScriptedRunner]:
     runner = ScriptedRunner()
     scheduler = Scheduler(BlockPool(blocks, block_tokens), max_num_seqs=seqs, max_num_batched_tokens=batched)
@@ -55,6 +65,7 @@ def rig(
         context=min(context, blocks * block_tokens),
         waiting_max=10_000,
         clock_ns=lambda: 0,
+        speculation=speculation,
     )
     return core, scheduler, runner
 
@@ -73,10 +84,18 @@ def random_work(rng: random.Random, name: str) -> Work:
     )
 
 
+def half_right(seq: Sequence, count: int) -> list[int]:
+    """Goes on as the scripted runner does, up to a place that depends on the text, and from there on wrongly."""
+    right = (7 * len(seq.tokens) + seq.tokens[-1]) % (count + 2)
+    return [(seq.tokens[-1] + at + (1 if at <= right else 9)) % 250 for at in range(count)]
+
+
+@pytest.mark.parametrize("drafts", [0, 5])
 @pytest.mark.parametrize("seed", range(6))
-def test_random_load_with_random_aborts_leaks_and_stalls_never(seed: int) -> None:
+def test_random_load_with_random_aborts_leaks_and_stalls_never(seed: int, drafts: int) -> None:
     rng = random.Random(seed)
-    core, scheduler, runner = rig(blocks=rng.choice([16, 20, 40]))
+    speculation = eager(ScriptedDrafter(half_right), drafts) if drafts else None
+    core, scheduler, runner = rig(blocks=rng.choice([16, 20, 40]), speculation=speculation)
     heard = Heard()
     works: dict[str, Work] = {}
     cancelled: set[str] = set()
@@ -100,6 +119,7 @@ def test_random_load_with_random_aborts_leaks_and_stalls_never(seed: int) -> Non
         assert core.check() == []
     assert not core.busy and scheduler.pool.free == scheduler.pool.total and not len(scheduler.waiting)
     assert scheduler.preemptions > 0, "the pool was meant to be too small"
+    assert speculation is None or 0 < speculation.accepted < speculation.drafted
     ends = [delta.usage for heard_of in heard.deltas.values() for delta in heard_of if delta.usage is not None]
     assert any(usage.cached_tokens for usage in ends), "beginnings were meant to be found again"
     assert all(sum(size for _, _, size in step) <= 16 and len(step) <= 4 for step in runner.steps)

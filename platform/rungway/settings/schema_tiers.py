@@ -12,6 +12,18 @@ from rungway.settings.rules import Count, NotNegative, Usd
 from rungway.settings.section import Section, refuse
 
 BACKENDS = ("native", "fake")
+DTYPES = (
+    "auto",
+    "bfloat16",
+    "float16",
+    "float32",
+    "int8",
+    "int4",
+    "int4-g32",
+    "int4-g128",
+    "int4-g32-sym",
+    "int4-g128-sym",
+)
 _FAKE = contracts.FakeSpec()
 
 
@@ -44,6 +56,10 @@ class Fake(Section):
     fail: Annotated[str | None, rules.text("text or null", null_ok=True)] = Field(
         default=None, description="A failure that every request meets; null = none."
     )
+    prefix_cache: rules.Flag = Field(
+        default=_FAKE.prefix_cache,
+        description="Whether prompts that begin alike share blocks and prefill time, as in the native engine; a word is a token.",
+    )
 
 
 class Version(Section):
@@ -66,9 +82,9 @@ class Version(Section):
         default=None, description="Blocks of KV cache."
     )
     block_tokens: Count = Field(default=16, description="Tokens per KV block.")
-    dtype: Annotated[str, rules.one_of("auto", "bfloat16", "float16", "float32", "int8")] = Field(
+    dtype: Annotated[str, rules.one_of(*DTYPES)] = Field(
         default="auto",
-        description="Numbers of weights and activations. `auto` on CPU: the fastest that passes a self-test at load; `float32` is exact.",
+        description="Numbers of weights and activations. `auto`: a quantised checkpoint's own, else on CPU the fastest that passes a self-test at load; `float32` is exact. docs/quantisation.md has them all.",
     )
     device: Annotated[str, rules.text("`auto`, `cpu`, `cuda` or `cuda:N`", r"auto|cpu|cuda(:\d+)?")] = Field(
         default="auto", description="Where it runs."
@@ -77,6 +93,10 @@ class Version(Section):
     num_cpus: NotNegative = Field(default=0.1, description="CPUs that Ray reserves for a replica.")
     ray_actor_options: Annotated[dict[str, Any], rules.plain_mapping()] = Field(
         default_factory=dict, description="More options for Ray, passed on as they are."
+    )
+    prefix_keys_max: Annotated[int, rules.whole(0, 65_536)] = Field(
+        default=4096,
+        description="Prefix blocks whose keys a replica tells the controller, for placement by locality; 0 = none.",
     )
     fake: Fake | None = Field(default=None, description="Behaviour of the fake engine.")
 

@@ -122,7 +122,7 @@ def _fit(wish: Sizes, arch: Architecture, model: Decoder) -> Sizes:
     context = min(wish.context, arch.context)
     blocks = wish.kv_blocks
     if blocks == 0:
-        per_block = 2 * arch.layers * arch.kv_heads * arch.head_dim * model.dtype.itemsize * wish.block_tokens
+        per_block = arch.cache_values * model.dtype.itemsize * wish.block_tokens
         wanted = wish.max_num_seqs * -(-context // wish.block_tokens)
         blocks = max(1, min(wanted, _kv_bytes(model.device) // per_block))
     return replace(

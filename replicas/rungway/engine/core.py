@@ -1,6 +1,7 @@
 """The engine without threads: requests in, steps out. engine.py runs it in a worker thread.
 
-A step: schedule -> run the model -> sample -> append, detokenize, end what is finished -> one delta per sequence.
+A step: schedule -> draft -> run the model -> sample -> keep what was verified, detokenize, end what is finished -> one
+delta per sequence.
 """
 
 from __future__ import annotations
@@ -9,29 +10,22 @@ import secrets
 import threading
 from collections.abc import Callable
 
-from rungway.engine.detokenize import Detokenizer
+from rungway.engine import verify
+from rungway.engine.answer import Answer, Said, refused
+from rungway.engine.drafts import Speculation
+from rungway.engine.grammar import Grammar
 from rungway.engine.meter import Meter
-from rungway.engine.protocol import Delta, EngineStats, EngineUsage, TokenLogprob, Work
-from rungway.engine.runner import Runner
+from rungway.engine.protocol import Delta, EngineStats, EngineUsage, PrefixNews, Work
+from rungway.engine.runner import Runner, Step
 from rungway.engine.sampler import Row, Sampled, sample
 from rungway.engine.scheduler import Scheduler, Slice
 from rungway.engine.sequence import Group, Sequence
 from rungway.engine.tokenizer import Vocabulary
-from rungway.engine.validate import SEQUENCES_MAX, problem
-
-
-class _Answer:
-    """What one sequence has said so far, beyond its tokens."""
-
-    __slots__ = ("cum_logprob", "detokenizer")
-
-    def __init__(self, detokenizer: Detokenizer) -> None:
-        self.detokenizer = detokenizer
-        self.cum_logprob = 0.0
+from rungway.engine.validate import problem
 
 
 class Core:
-    """Single-threaded, except `check` and `stats`, which any thread may call."""
+    """Single-threaded, except `check`, `stats` and `prefix_news`, which any thread may call."""
 
     def __init__(
         self,
@@ -42,14 +36,17 @@ class Core:
         context: int,
         waiting_max: int,
         clock_ns: Callable[[], int],
+        speculation: Speculation | None = None,
     ) -> None:
-        """`context` = most tokens of a sequence; requests beyond `waiting_max` waiting sequences are refused."""
+        """`context` = most tokens of a sequence; requests beyond `waiting_max` waiting sequences are refused.
+        `speculation` None = one token a step for each sequence."""
         self._runner = runner
         self._vocabulary = vocabulary
         self._scheduler = scheduler
         self._context = context
         self._waiting_max = waiting_max
-        self._answers: dict[Sequence, _Answer] = {}
+        self._speculation = speculation
+        self._answers: dict[Sequence, Answer] = {}
         self._seeds: dict[str, int] = {}
         self._meter = Meter(clock_ns)
         self._lock = threading.Lock()
@@ -58,9 +55,10 @@ class Core:
     def busy(self) -> bool:
         return bool(self._scheduler.groups)
 
-    def add(self, work: Work) -> list[Delta]:
-        """Takes a request. Returns its end at once where it cannot run or was complete already."""
-        why = self._refusal(work)
+    def add(self, work: Work, grammar: Grammar | None = None) -> list[Delta]:
+        """Takes a request, with its constraint compiled. Returns its end at once where it cannot run or was complete
+        already."""
+        why = self._refusal(work, grammar)
         if why is not None:
             return refused(work, why)
         group = Group(work)
@@ -68,7 +66,7 @@ class Core:
         self._seeds[work.request_id] = secrets.randbits(62) if work.sampling.seed is None else work.sampling.seed
         with self._lock:
             self._scheduler.add(group, limit)
-            return [delta for seq in group.members if (delta := self._resume(seq)) is not None]
+            return [delta for seq in group.members if (delta := self._resume(seq, grammar)) is not None]
 
     def cancel(self, request_id: str) -> list[Delta]:
         """Ends all sequences of a request; nothing for an unknown one."""
@@ -91,15 +89,18 @@ class Core:
             return []
         self._meter.start()
         try:
+            step = self._draft(step)
             done = self._runner.run(step)
-            sampled = sample(done.logits, [self._row(seq) for seq in done.sequences]) if done.sequences else []
+            rows = [row for seq in done.sequences for row in self._rows(seq)]
+            sampled = sample(done.logits, rows) if rows else []
         except RuntimeError as error:
+            why = f"engine failure: {error}"
             with self._lock:
-                return [self._end(seq, "error", f"engine failure: {error}") for seq, _ in step if seq in self._answers]
+                return [self._end(seq, "error", why) for seq, _ in step if seq in self._answers]
+        size, decoding = sum(item.size for item in step), sum(item.size for item in step if _decodes(item))
         with self._lock:
-            self._scheduler.commit(step)
-            deltas = [self._advance(seq, got) for seq, got in zip(done.sequences, sampled, strict=True)]
-        self._measure(step, len(sampled))
+            deltas = self._advance(step, done, sampled)
+        self._measure(size, decoding, deltas)
         return deltas
 
     def check(self) -> list[str]:
@@ -111,6 +112,10 @@ class Core:
             if self._seeds.keys() != self._scheduler.groups.keys():
                 problems.append("a seed is kept for a request that has ended, or missing")
         return problems
+
+    def prefix_news(self, *, full: bool) -> PrefixNews:
+        with self._lock:
+            return self._scheduler.pool.known.published.news(full=full)
 
     def stats(self) -> EngineStats:
         with self._lock:
@@ -126,24 +131,36 @@ class Core:
                 step_ms=meter.step_ms,
                 prefill_tokens_per_s=meter.prefill_tokens_per_s,
                 decode_tokens_per_s=meter.decode_tokens_per_s,
+                drafted_tokens=self._speculation.drafted if self._speculation else 0,
+                accepted_tokens=self._speculation.accepted if self._speculation else 0,
+                draft_length=self._speculation.length if self._speculation else 0,
             )
 
-    def _refusal(self, work: Work) -> str | None:
+    def _refusal(self, work: Work, grammar: Grammar | None) -> str | None:
+        if (work.sampling.constraint is None) != (grammar is None):
+            return "the request's constraint was not compiled"
         if work.request_id in self._scheduler.groups:
             return f"request id {work.request_id} is in use"
         if len(self._answers) - len(self._scheduler.running) >= self._waiting_max:
             return "the engine's queue is full"
         return problem(work, vocab_size=self._vocabulary.vocab_size, context=self._context)
 
-    def _resume(self, seq: Sequence) -> Delta | None:
-        """Prepares the text state; what earlier attempts emitted is fed in and dropped. May find the end already."""
-        ask = seq.group.work.sampling
-        answer = self._answers[seq] = _Answer(Detokenizer(self._vocabulary, ask.stop))
-        resumed = seq.tokens[len(seq.group.work.prompt_ids) :]
-        for token in resumed:
-            answer.detokenizer.push(token)
-        finish = self._finish(seq, resumed[-1]) if resumed else None
-        return None if finish is None else self._end(seq, finish)
+    def _resume(self, seq: Sequence, grammar: Grammar | None) -> Delta | None:
+        """Prepares the text state. May find the end already."""
+        guide = None if grammar is None else grammar.guide()
+        answer = self._answers[seq] = Answer(seq, self._vocabulary, guide)
+        said = answer.resume()
+        return None if said is None else self._close(seq, said)
+
+    def _draft(self, step: list[Slice]) -> list[Slice]:
+        """The step with drafts, as far as there is room for them."""
+        if self._speculation is None:
+            return step
+        budget = self._scheduler.max_num_batched_tokens - sum(item.size for item in step)
+        if not self._speculation.draft(step, self._row, budget):
+            return step
+        with self._lock:
+            return self._scheduler.extend(step)
 
     def _row(self, seq: Sequence) -> Row:
         work = seq.group.work
@@ -151,93 +168,53 @@ class Core:
         seed = self._seeds[work.request_id]
         return Row(work.sampling, seq.tokens, prompt, seed, seq.index, len(seq.tokens) - prompt)
 
-    def _finish(self, seq: Sequence, token: int) -> str | None:
-        ask = seq.group.work.sampling
-        if self._answers[seq].detokenizer.stopped or (token in self._vocabulary.eos_ids and not ask.ignore_eos):
-            return "stop"
-        return "length" if len(seq.tokens) >= seq.limit else None
+    def _rows(self, seq: Sequence) -> list[Row]:
+        return verify.rows(self._row(seq), seq.drafts, self._answers[seq].guide)
 
-    def _advance(self, seq: Sequence, got: Sampled) -> Delta:
-        if got.token is None:
-            return self._end(seq, "error", "the model gave no finite distribution")
-        answer = self._answers[seq]
-        seq.tokens.append(got.token)
-        seq.group.sampled += 1
-        answer.cum_logprob += got.logprob
-        text = answer.detokenizer.push(got.token)
-        logprobs = None if seq.group.work.sampling.logprobs is None else [self._logprob(got)]
-        finish = self._finish(seq, got.token)
-        if finish is not None:
-            return self._end(seq, finish, text=text, token_ids=[got.token], logprobs=logprobs)
-        work = seq.group.work
-        return Delta(
-            request_id=work.request_id,
-            attempt=work.attempt,
-            index=seq.index,
-            text=text,
-            token_ids=[got.token],
-            logprobs=logprobs,
-        )
+    def _advance(self, step: list[Slice], done: Step, sampled: list[Sampled]) -> list[Delta]:
+        """Keeps what was verified, first in the texts, then in the scheduler's books, and ends what is finished."""
+        news: list[tuple[Sequence, Said]] = []
+        kept: dict[Sequence, int] = {}
+        pieces = verify.split(sampled, [1 + len(seq.drafts) for seq in done.sequences])
+        for seq, piece in zip(done.sequences, pieces, strict=True):
+            run = verify.run(seq.drafts, piece)
+            if seq.drafts and self._speculation is not None:
+                self._speculation.judge(seq, len(run) - 1)
+            said = self._answers[seq].take(run)
+            news.append((seq, said))
+            if seq.drafts:
+                # the last token said is known but not computed, as ever
+                kept[seq] = max(1, len(said.token_ids))
+        self._scheduler.commit([Slice(seq, kept.get(seq, size)) for seq, size in step] if kept else step)
+        return [self._tell(seq, said) for seq, said in news]
 
-    def _end(
-        self,
-        seq: Sequence,
-        finish: str,
-        error: str | None = None,
-        *,
-        text: str = "",
-        token_ids: list[int] | None = None,
-        logprobs: list[TokenLogprob] | None = None,
-    ) -> Delta:
+    def _tell(self, seq: Sequence, said: Said) -> Delta:
+        return self._answers[seq].delta(said) if said.finish is None else self._close(seq, said)
+
+    def _end(self, seq: Sequence, finish: str, error: str | None = None) -> Delta:
+        """The last delta of a sequence that says nothing more."""
+        return self._close(seq, Said([], "", None, finish, error))
+
+    def _close(self, seq: Sequence, said: Said) -> Delta:
         """The last delta of a sequence; its blocks are free when this returns."""
         answer = self._answers.pop(seq)
         self._scheduler.end(seq)
+        if self._speculation is not None:
+            self._speculation.forget(seq)
         group, work = seq.group, seq.group.work
         usage = None
         if group.live == 0:
             del self._seeds[work.request_id]
             usage = EngineUsage(len(work.prompt_ids), group.cached or 0, group.sampled)
-        return Delta(
-            request_id=work.request_id,
-            attempt=work.attempt,
-            index=seq.index,
-            text=text + answer.detokenizer.flush(),
-            token_ids=token_ids or [],
-            logprobs=logprobs,
-            finish=finish,
-            error=error,
-            cum_logprob=answer.cum_logprob,
-            usage=usage,
-        )
+        return answer.delta(said, usage)
 
-    def _logprob(self, got: Sampled) -> TokenLogprob:
-        assert got.token is not None
-        data = self._vocabulary.token_name(got.token)
-        top = [(name.decode("utf-8", "replace"), name, value) for name, value in self._named(got.top)]
-        return TokenLogprob(data.decode("utf-8", "replace"), data, got.logprob, top)
-
-    def _named(self, top: list[tuple[int, float]]) -> list[tuple[bytes, float]]:
-        return [(self._vocabulary.token_name(token), value) for token, value in top]
-
-    def _measure(self, step: list[Slice], sampled: int) -> None:
-        computed = sum(item.size for item in step)
-        decoded = sum(1 for item in step if item.size == 1)
-        self._meter.stop(prefilled=computed - decoded, decoded=min(decoded, sampled))
+    def _measure(self, rows: int, decoding: int, deltas: list[Delta]) -> None:
+        """Of a step's rows so many were of decoding sequences. Steps with drafts have no others."""
+        said = sum(len(delta.token_ids) for delta in deltas)
+        self._meter.stop(prefilled=rows - decoding, decoded=said if rows == decoding else min(said, decoding))
+        if self._speculation is not None and rows == decoding:
+            self._speculation.timed(rows)
 
 
-def refused(work: Work, why: str) -> list[Delta]:
-    """The end of a request that never ran; nothing was computed, so nothing is billed."""
-    count = work.sequences if 1 <= work.sequences <= SEQUENCES_MAX else 1
-    return [
-        Delta(
-            request_id=work.request_id,
-            attempt=work.attempt,
-            index=index,
-            text="",
-            token_ids=[],
-            finish="error",
-            error=why,
-            usage=EngineUsage(0, 0, 0) if index == count - 1 else None,
-        )
-        for index in range(count)
-    ]
+def _decodes(item: Slice) -> bool:
+    return item.size == 1 + len(item.seq.drafts)

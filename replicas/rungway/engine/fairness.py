@@ -14,6 +14,7 @@ from rungway.engine.sequence import Sequence
 
 INPUT_COST, OUTPUT_COST = 1.0, 2.0
 SHARES_MAX = 4096  # counters kept for shares that are idle
+_NOTHING = 1e-6  # of a token
 
 
 class FairQueue:
@@ -67,15 +68,27 @@ class FairQueue:
         """A share's counter with what it owes."""
         return self._spent.get(share, self._floor) + self._owed.get(share, 0.0)
 
-    def owe(self, sequences: Iterable[Sequence], *, anew: bool = False) -> None:
-        """Sequences that were admitted: their tokens count for the order at once and are charged when computed. `anew`
-        forgets what was owed before."""
-        if anew:
-            self._owed.clear()
-        for seq in sequences:
-            work = seq.group.work
-            due = INPUT_COST * max(0, len(seq.tokens) - max(seq.charged, seq.computed)) / work.weight
-            self._owed[work.share] = self._owed.get(work.share, 0.0) + due
+    def owe(self, seq: Sequence) -> None:
+        """A sequence was admitted: its tokens count for the order at once and are charged when computed."""
+        seq.owed = INPUT_COST * max(0, len(seq.tokens) - max(seq.charged, seq.computed)) / seq.weight
+        self._owed[seq.share] = self._owed.get(seq.share, 0.0) + seq.owed
+
+    def paid(self, seq: Sequence, tokens: int) -> None:
+        """So many of the tokens that an admitted sequence owes are computed."""
+        if seq.owed:
+            self._settle_debt(seq, min(seq.owed, INPUT_COST * tokens / seq.weight))
+
+    def forgive(self, seq: Sequence) -> None:
+        """A sequence no longer runs: what was not computed is not owed."""
+        if seq.owed:
+            self._settle_debt(seq, seq.owed)
+
+    def _settle_debt(self, seq: Sequence, part: float) -> None:
+        # sums of fractions do not end at zero by themselves
+        seq.owed = seq.owed - part if seq.owed - part > _NOTHING else 0.0
+        left = self._owed.pop(seq.share, 0.0) - part
+        if left > _NOTHING:
+            self._owed[seq.share] = left
 
     def remove(self, seq: Sequence) -> None:
         work = seq.group.work
@@ -91,11 +104,10 @@ class FairQueue:
         if not band:
             del self._bands[work.priority]
 
-    def charge(self, seq: Sequence, *, inputs: int, outputs: int) -> None:
-        """Tokens given to a sequence. A preempted sequence is not charged again for what it computes twice."""
-        work = seq.group.work
-        cost = (INPUT_COST * inputs + OUTPUT_COST * outputs) / work.weight
-        self._spent[work.share] = self._spent.get(work.share, self._floor) + cost
+    def charge(self, share: str, *, inputs: float = 0.0, outputs: float = 0.0) -> None:
+        """Tokens given to a share, already divided by weight. A preempted sequence is not charged again for what it
+        computes twice."""
+        self._spent[share] = self._spent.get(share, self._floor) + INPUT_COST * inputs + OUTPUT_COST * outputs
 
     def settle(self, active: Set[str]) -> None:
         """Once per step: raises the floor to the least active counter and forgets idle shares at or below it."""
@@ -105,3 +117,11 @@ class FairQueue:
         for share in idle:
             if self._spent[share] <= self._floor or len(self._spent) > SHARES_MAX:
                 del self._spent[share]
+
+    def problems(self, running: Iterable[Sequence]) -> list[str]:
+        """What is wrong with the counters, given all that run."""
+        owed: dict[str, float] = {}
+        for seq in running:
+            owed[seq.share] = owed.get(seq.share, 0.0) + seq.owed
+        wrong = [share for share in owed | self._owed if abs(owed.get(share, 0.0) - self._owed.get(share, 0.0)) > 1e-3]
+        return [f"what {share!r} owes is not what its running sequences owe" for share in wrong]

@@ -1,27 +1,24 @@
-"""In which numbers a model computes, decided by measurement.
-
-float32    everything in float32; the exact mode.
-bfloat16   weights, activations and cache in bfloat16.
-int8       CPU only: linear layers in 8 bits, or in packed bfloat16 where a shape is faster so; activations in float32,
-           cache in bfloat16. `auto` takes it only after a test of its answers on the model itself.
-int8+bfloat16  the same with those layers in bfloat16 that cost most accuracy: into attention, and down to the residual.
-"""
+"""Chooses the numbers that a model computes in, by measurement, and makes its layers in them. What there is: formats.py."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Protocol
 
 import torch
 
 from rungway.engine.architecture import Architecture
 from rungway.engine.errors import ModelError
+from rungway.engine.formats import FORMATS, INT8, INT8_PART, Precision, Role, as_stored, four_bits, keeps, plain
+from rungway.engine.fp8 import linear8
+from rungway.engine.int4 import group_for, int4_ready, linear4, quantised
 from rungway.engine.int8 import Int8Linear, int8_works
 from rungway.engine.linear import Linear
 from rungway.engine.smoothing import Watched, factors
+from rungway.engine.stored import Fp8Weight, Weight
+
+__all__ = ["INT8", "INT8_PART", "Maker", "Precision", "Projection", "Role", "candidates", "plain"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BATCH = 8  # tokens of the decode step that is timed
@@ -37,38 +34,17 @@ class Projection(Protocol):
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor: ...
 
 
-class Role(StrEnum):
-    """The linear layers of a decoder."""
-
-    QKV = "qkv"
-    OUT = "out"
-    GATE_UP = "gate_up"
-    DOWN = "down"
-    HEAD = "head"
-
-
-@dataclass(frozen=True)
-class Precision:
-    """`hidden`: type of the activations between layers. `cache`: of keys and values, and of the weights that are kept
-    plain. `int8`: which linear layers may be 8 bits."""
-
-    name: str
-    hidden: torch.dtype
-    cache: torch.dtype
-    int8: frozenset[Role] = frozenset()
-
-
-INT8 = Precision("int8", torch.float32, torch.bfloat16, frozenset(Role))
-INT8_PART = replace(INT8, name="int8+bfloat16", int8=frozenset({Role.OUT, Role.GATE_UP, Role.HEAD}))
-
-
-def plain(dtype: torch.dtype) -> Precision:
-    return Precision(str(dtype).removeprefix("torch."), dtype, dtype)
-
-
-def candidates(name: str, arch: Architecture, device: torch.device) -> list[Precision]:
-    """What to try, best first; the last one needs no test. `auto`: bfloat16 on a GPU, on CPU in the order of a decode
-    step's speed. Raises ModelError for a name that is not known or not possible here."""
+def candidates(name: str, arch: Architecture, device: torch.device, form: str = "dense") -> list[Precision]:
+    """What to try, best first; the last one needs no test. `auto`: the bits that a quantised checkpoint has its weights in
+    (`form`) where they can be computed with; else bfloat16 on a GPU, on CPU in the order of a decode step's speed. Raises
+    ModelError for a name that is not known or not possible here."""
+    if name == "auto" and keeps(form, device):
+        return [as_stored(form, device)]
+    four = four_bits(name, device)
+    if four is not None:
+        if not int4_ready(device):
+            raise ModelError(f"{name} is not supported here (use auto)")
+        return [as_stored(form, device) if form == "int4" else four]
     if name in _DTYPES:
         if name == "float16" and device.type == "cpu":
             raise ModelError("float16 is not supported on CPU (use bfloat16, float32 or auto)")
@@ -78,13 +54,23 @@ def candidates(name: str, arch: Architecture, device: torch.device) -> list[Prec
             raise ModelError("int8 is not supported here (use auto)")
         return [INT8]
     if name != "auto":
-        raise ModelError(f"dtype {name!r} is none of auto, int8, {', '.join(_DTYPES)}")
+        raise ModelError(f"dtype {name!r} is none of auto, {', '.join(FORMATS)}")
+    return _ranked(arch, device)
+
+
+def _ranked(arch: Architecture, device: torch.device) -> list[Precision]:
+    """What `auto` tries: whatever decodes faster than the fastest of the plain types, fastest first, then that one."""
     if device.type != "cpu":
         return [plain(torch.bfloat16)]
-    kinds = [plain(torch.bfloat16), plain(torch.float32), *([INT8] if int8_works() else [])]
-    costs = {kind: _decode_cost_s(arch, kind) for kind in kinds}
-    ranked = sorted(kinds, key=lambda kind: costs[kind])
-    return [INT8, INT8_PART, ranked[1]] if ranked[0] is INT8 else ranked[:1]
+    kinds = [plain(torch.bfloat16), plain(torch.float32)]
+    fewer = {INT8: [INT8, INT8_PART]} if int8_works() else {}
+    four = four_bits("int4", device)
+    if four is not None and int4_ready(device):
+        fewer[four] = [four]
+    costs = {kind: _decode_cost_s(arch, kind) for kind in (*kinds, *fewer)}
+    best = min(kinds, key=lambda kind: costs[kind])
+    faster = sorted((kind for kind in fewer if costs[kind] < costs[best]), key=lambda kind: costs[kind])
+    return [*(kind for first in faster for kind in fewer[first]), best]
 
 
 class Maker:
@@ -101,18 +87,26 @@ class Maker:
     def __call__(
         self,
         role: Role,
-        weight: torch.Tensor,
+        weight: Weight,
         bias: torch.Tensor | None = None,
         *,
         keep: bool = False,
         dtype: torch.dtype | None = None,
     ) -> Projection:
-        """`weight` [out, in] in the plain type. `keep` shares a weight that is kept anyway. `dtype`: of the result, where
-        no residual is added; None = that of the activations."""
+        """`weight` [out, in] in the plain type, or as a checkpoint has it. `keep` shares a weight that is kept anyway.
+        `dtype`: of the result, where no residual is added; None = that of the activations."""
         precision = self.precision
-        if not precision.int8:
-            return Linear(weight, bias, keep=keep)
         out = dtype or precision.hidden
+        group = group_for(weight.shape[1], precision.group) if role in precision.int4 else None
+        if isinstance(weight, torch.Tensor) and group is not None:
+            weight = quantised(weight, group, symmetric=precision.symmetric)
+        if not isinstance(weight, torch.Tensor):
+            layer = linear8(weight, bias, out) if isinstance(weight, Fp8Weight) else linear4(weight, bias, out)
+            if layer is not None:
+                return layer
+            weight = weight.dense().to(precision.cache)
+        if precision.hidden is precision.cache:
+            return Linear(weight, bias, keep=keep)
         shape = (weight.shape[0], weight.shape[1])
         if role in precision.int8 and shape not in self.chosen:
             small, big = Int8Linear(weight, bias, dtype=out), Bfloat16Linear(weight, bias, dtype=out)
@@ -130,9 +124,9 @@ class Maker:
         self.watched[place] = Watched(layer, inputs)
         return self.watched[place]
 
-    def balance(self, role: Role, place: str, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def balance(self, role: Role, place: str, weight: Weight) -> tuple[Weight, torch.Tensor | None]:
         """The weight, and by what to divide its input channels; None = leave them."""
-        if role not in self.precision.int8 or place not in self.peaks:
+        if role not in self.precision.int8 or place not in self.peaks or not isinstance(weight, torch.Tensor):
             return weight, None
         by = factors(self.peaks[place], weight)
         return weight.float() * by, by
@@ -160,9 +154,15 @@ def _decode_cost_s(arch: Architecture, kind: Precision) -> float:
     """Best time of the biggest projection of a layer; a second copy of the weight keeps it out of the nearest cache."""
     rows = min(2 * arch.intermediate, 8192)
     weight = torch.ones(rows, arch.hidden, dtype=kind.cache)
-    first, second = (Int8Linear(weight) if kind.int8 else Linear(weight) for _ in range(2))
+    first, second = (_sample(weight, kind) for _ in range(2))
     x = torch.ones(_BATCH, arch.hidden, dtype=kind.hidden)
     return sum(_best_s([lambda: first(x), lambda: second(x)]))
+
+
+def _sample(weight: torch.Tensor, kind: Precision) -> Projection:
+    if kind.int4:
+        return Maker(kind)(Role.GATE_UP, weight)
+    return Int8Linear(weight) if kind.int8 else Linear(weight)
 
 
 def _best_s(actions: list[Callable[[], object]]) -> list[float]:

@@ -2,6 +2,10 @@
 
 Block tables live in one array, a row per running sequence, and change only where a sequence has grown: the work per
 step in Python does not depend on how long the sequences are.
+
+A decoding sequence with drafts is several rows of the step, one for its last known token and one for each draft, that
+share a block table and see one key more each. Verifying goes through the same operations as decoding, so that a draft
+changes no answer beyond what a neighbour in the batch does.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ _SMALL = 8  # blocks; decodes up to this length are never split into groups
 
 
 class Step(NamedTuple):
-    """`logits`: [len(sequences), vocabulary], one row for each sequence whose known tokens are now all computed."""
+    """`logits`: [rows, vocabulary], for each sequence whose known tokens are now all computed one row, and one more for each
+    of its drafts."""
 
     sequences: list[Sequence]
     logits: torch.Tensor
@@ -54,8 +59,9 @@ class TorchRunner:
         """Raises RuntimeError (torch's) when the device fails; the cache content of the step is then undefined."""
         for seq, _ in step:
             self._update_table(seq)
-        singles = sorted((item.seq for item in step if item.size == 1), key=lambda seq: len(seq.blocks))
-        chunks = [item for item in step if item.size > 1]
+        singles = [item.seq for item in step if item.size == 1 + len(item.seq.drafts)]
+        singles.sort(key=lambda seq: len(seq.blocks))
+        chunks = [item for item in step if item.size > 1 and not item.seq.drafts]
         batch, sequences = self._batch(singles, chunks)
         return Step(sequences, self._model.forward(batch, self._cache))
 
@@ -66,15 +72,18 @@ class TorchRunner:
             written = 0
         if written != count:
             self._tables[seq.row, written:count] = seq.blocks[written:]
-            self._known[seq.row] = (seq, seq.preemptions, count)
+            # blocks that only drafts need may be others the next time
+            kept = -(-len(seq.tokens) // self._block_tokens) if seq.drafts else count
+            self._known[seq.row] = (seq, seq.preemptions, min(kept, count))
 
     def _batch(self, singles: list[Sequence], chunks: list[Slice]) -> tuple[Batch, list[Sequence]]:
-        ids = [seq.tokens[seq.computed] for seq in singles]
-        rows = np.array([seq.row for seq in singles], dtype=np.int64)
-        positions = np.array([seq.computed for seq in singles], dtype=np.int64)
-        spans = self._decode_spans(singles, rows, positions)
-        outputs = [at for at, seq in enumerate(singles) if seq.wanted == 1]
-        sequences = [singles[at] for at in outputs]
+        places = [(seq, ahead) for seq in singles for ahead in range(1 + len(seq.drafts))]
+        ids = [seq.drafts[ahead - 1] if ahead else seq.tokens[seq.computed] for seq, ahead in places]
+        rows = np.array([seq.row for seq, _ in places], dtype=np.int64)
+        positions = np.array([seq.computed + ahead for seq, ahead in places], dtype=np.int64)
+        spans = self._decode_spans([len(seq.blocks) for seq, _ in places], rows, positions)
+        outputs = [at for at, (seq, _) in enumerate(places) if seq.wanted == 1]
+        sequences = [seq for seq in singles if seq.wanted == 1]
         all_rows, all_positions = [rows], [positions]
         for seq, count in chunks:
             start, first = len(ids), seq.computed
@@ -100,16 +109,16 @@ class TorchRunner:
             sequences,
         )
 
-    def _decode_spans(self, singles: list[Sequence], rows: np.ndarray, positions: np.ndarray) -> list[Span]:
-        """Sequences sorted by length; where padding costs work, cut where the length doubles, so that padding stays
-        below the useful work."""
+    def _decode_spans(self, blocks_held: list[int], rows: np.ndarray, positions: np.ndarray) -> list[Span]:
+        """Rows sorted by length, `blocks_held` of each; where padding costs work, cut where the length doubles, so that
+        padding stays below the useful work."""
         spans = []
         start = 0
-        while start < len(singles):
-            stop = len(singles)
+        while start < len(rows):
+            stop = len(rows)
             if self._model.ops.decode_masks:
-                most = max(_SMALL, 2 * len(singles[start].blocks))
-                stop = next((at for at in range(start, stop) if len(singles[at].blocks) > most), stop)
+                most = max(_SMALL, 2 * blocks_held[start])
+                stop = next((at for at in range(start, stop) if blocks_held[at] > most), stop)
             width = int(positions[start:stop].max()) // self._block_tokens + 1
             blocks = self._to_device(np.ascontiguousarray(self._tables[rows[start:stop], :width]))
             lengths = self._to_device(positions[start:stop] + 1)

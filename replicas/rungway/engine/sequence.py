@@ -29,15 +29,20 @@ class Sequence:
         "charged",
         "computed",
         "context",
+        "drafts",
         "group",
         "index",
         "keys",
         "known",
         "limit",
+        "mark",
+        "owed",
         "preemptions",
         "row",
+        "share",
         "status",
         "tokens",
+        "weight",
     )
 
     def __init__(self, group: Group, index: int, arrival: int, limit: int) -> None:
@@ -45,15 +50,20 @@ class Sequence:
         resume = group.work.resume[index] if index < len(group.work.resume) else []
         self.group = group
         self.index = index
+        self.share = group.work.share
+        self.weight = group.work.weight
         self.arrival = arrival
         self.limit = limit
         self.tokens: list[int] = [*group.work.prompt_ids, *resume]
         self.context = len(self.tokens)  # prompt + resumed: what this attempt did not sample
+        self.drafts: list[int] = []  # guesses of what comes after `tokens`; there only within a step (drafts.py)
         self.computed = 0
         self.charged = 0  # tokens that the share has paid for; recomputation is free
         self.blocks: list[int] = []
         self.keys: list[bytes] = []  # of the whole blocks of `tokens`, as far as they were needed (prefix.py)
         self.known = 0  # leading blocks that were offered to the prefix index
+        self.mark = 0  # position at which a decoding sequence has filled a block; 0 while it prefills (running.py)
+        self.owed = 0.0  # what its share will be charged for tokens that are admitted and not computed (fairness.py)
         self.row = -1
         self.status = Status.HELD
         self.preemptions = 0
@@ -66,6 +76,10 @@ class Sequence:
     @property
     def priority(self) -> int:
         return self.group.work.priority
+
+    @property
+    def name(self) -> str:
+        return f"{self.group.work.request_id}/{self.index}"
 
 
 class Group:

@@ -128,6 +128,10 @@ class HfTokenizer:
         text = self._backend.id_to_token(token)
         return b"" if text is None else bytes(_BYTE_OF[char] for char in text)
 
+    def spell(self, text: str) -> list[int]:
+        """Token ids of text as the model would write it; special-token literals in it are spelled out."""
+        return self._plain(text)
+
     def _plain(self, text: str) -> list[int]:
         if not text:
             return []

@@ -28,7 +28,7 @@ def least_worth_keeping(running: Iterable[Sequence]) -> Sequence:
 
 def enough_for(
     head: Sequence,
-    running: list[Sequence],
+    running: Iterable[Sequence],
     *,
     rows_free: int,
     blocks_short: Callable[[int], int],

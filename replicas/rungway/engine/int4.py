@@ -1,0 +1,196 @@
+"""Linear layers with 4-bit weights, one scale and one zero for each group of inputs; activations stay as they are.
+
+`quantised` makes such weights from plain ones: round to nearest, with the range of each group narrowed as far as that lowers
+its squared error (a few clipped outliers cost less than a coarser grid for all the others).
+
+On CPU the products are those of PyTorch's own 4-bit operator, in bfloat16; it computes each row by itself, so that what a
+token gets depends on nothing else in its batch. It is not public API, so this is the only module that knows it: it is
+checked and timed before use. On a GPU the products are this project's kernel. Elsewhere, `linear4` gives None and the caller takes
+a plain layer.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from rungway.engine.stored import Int4Weight
+from rungway.kernels import layouts
+from rungway.kernels.registry import KERNELS, get
+
+CPU_GROUPS = (256, 128, 64, 32)  # what the operator has
+_CPU_ROWS = 16  # outputs come in multiples of this
+_TOP = 15
+_SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)
+_TIMES_SLOWER_MAX = 10.0  # than plain products; the vectorised operator is about 2, its plain loop about 100
+_PIECE = 1 << 17  # weights searched at a time: they stay in the caches
+
+
+def group_for(inputs: int, wish: int) -> int | None:
+    """The largest group up to `wish` that divides `inputs` (groups are halved until one does); None = none of them."""
+    return next((group for group in CPU_GROUPS if group <= wish and inputs % group == 0), None)
+
+
+def quantised(weight: torch.Tensor, group: int, *, symmetric: bool = False) -> Int4Weight:
+    """4-bit codes of `weight` [out, in]; `in` must be a multiple of `group`. `symmetric`: every zero is code 8."""
+    rows, columns = weight.shape
+    step = max(1, _PIECE // columns)
+    pieces = [_searched(weight[at : at + step].float(), group, symmetric) for at in range(0, rows, step)]
+    packed, scales, zeros = (torch.cat([piece[index] for piece in pieces]) for index in range(3))
+    return Int4Weight(packed, scales, zeros)
+
+
+def _searched(weight: torch.Tensor, group: int, symmetric: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(packed, scales, zeros) with, for each group, the range of least squared error."""
+    rows, columns = weight.shape
+    groups = weight.view(rows, columns // group, group)
+    low, high = groups.amin(-1, keepdim=True).clamp_(max=0), groups.amax(-1, keepdim=True).clamp_(min=0)
+    width = torch.maximum(-low, high) * 2 if symmetric else high - low
+    best = torch.full_like(width, float("inf"))
+    codes, scales, zeros = torch.zeros_like(groups), torch.ones_like(width), torch.full_like(width, 8.0)
+    for shrink in _SHRINKS:
+        # scales are stored in bfloat16: codes have to fit what they will be multiplied with
+        scale = (width * (shrink / _TOP)).clamp_(min=1e-12).bfloat16().float()
+        zero = torch.full_like(scale, 8.0) if symmetric else (-low * shrink / scale).round_().clamp_(0, _TOP)
+        guess = (groups / scale).round_().add_(zero).clamp_(0, _TOP)
+        error = (guess - zero).mul_(scale).sub_(groups).square_().sum(-1, keepdim=True)
+        better = error < best
+        best = torch.where(better, error, best)
+        codes = torch.where(better, guess, codes)
+        scales, zeros = torch.where(better, scale, scales), torch.where(better, zero, zeros)
+    packed = layouts.pack_int4(codes.to(torch.uint8).view(rows, columns))
+    return packed, scales[:, :, 0].bfloat16(), zeros[:, :, 0].bfloat16()
+
+
+class _Layer:
+    """y = x W^T + b, optionally + residual; `x` [tokens, in] of any float type, y [tokens, out] in `dtype`."""
+
+    def __init__(self, weight: Int4Weight, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+        self._order = weight.order
+        self._bias = None if bias is None else bias.float()
+        self._dtype = dtype
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = self._product(x if self._order is None else x.index_select(1, self._order))
+        return (y if self._bias is None else y.float().add_(self._bias)).to(self._dtype)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """y + residual, in the residual's type."""
+        return self(x).add_(residual).to(residual.dtype)
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class CpuInt4Linear(_Layer):
+    """Through PyTorch's operator. Raises RuntimeError for a shape that it does not have (`fits_cpu` tells)."""
+
+    def __init__(
+        self, weight: Int4Weight, bias: torch.Tensor | None = None, *, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__(weight, bias, dtype)
+        group = _cpu_group(weight)
+        if group is None:
+            raise RuntimeError(f"no 4-bit operator for groups of {weight.group} in {weight.shape}")
+        scales = weight.scales.float().repeat_interleave(weight.group // group, 1)
+        zeros = weight.zeros.float().repeat_interleave(weight.group // group, 1)
+        # the operator's product is (code - 8) * scale + shift
+        self._scales = torch.stack([scales, (8.0 - zeros) * scales], -1).transpose(0, 1).bfloat16().contiguous()
+        codes = layouts.unpack_int4(weight.packed).int()
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+        self._group = group
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            x.bfloat16().contiguous(), self._packed, self._group, self._scales
+        )
+        return y
+
+
+class KernelInt4Linear(_Layer):
+    """Through the kernel registry: Triton on a GPU, the plain formula on CPU."""
+
+    def __init__(
+        self, weight: Int4Weight, bias: torch.Tensor | None = None, *, dtype: torch.dtype = torch.bfloat16
+    ) -> None:
+        super().__init__(weight, bias, dtype)
+        self._weight = weight
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self._weight
+        multiply = get("int4_linear", x.device) if "int4_linear" in KERNELS else layouts.int4_linear
+        y: torch.Tensor = multiply(x, weight.packed, weight.scales, weight.zeros)
+        return y
+
+
+def linear4(weight: Int4Weight, bias: torch.Tensor | None, dtype: torch.dtype) -> _Layer | None:
+    """A layer for where `weight` lies; None where 4-bit products cannot be had for it."""
+    if weight.packed.device.type == "cuda":
+        return KernelInt4Linear(weight, bias, dtype=dtype) if "int4_linear" in KERNELS else None
+    return CpuInt4Linear(weight, bias, dtype=dtype) if fits_cpu(weight) and int4_works() else None
+
+
+def int4_ready(device: torch.device) -> bool:
+    """Whether 4-bit products can be had on this device at all."""
+    return "int4_linear" in KERNELS if device.type == "cuda" else int4_works()
+
+
+def fits_cpu(weight: Int4Weight) -> bool:
+    return _cpu_group(weight) is not None
+
+
+def _cpu_group(weight: Int4Weight) -> int | None:
+    """The operator's group size for this weight: larger groups are split, since it has none above 256."""
+    rows, columns = weight.shape
+    if rows % _CPU_ROWS:
+        return None
+    return next((group for group in CPU_GROUPS if weight.group % group == 0 and columns % group == 0), None)
+
+
+@functools.cache
+def int4_works() -> bool:
+    """Whether the CPU operator exists here, agrees with plain products for each group size, keeps tokens apart, and is the
+    vectorised one (on processors that it was not written for it falls back to a plain loop)."""
+    return all(_agrees(group) for group in CPU_GROUPS) and _fast()
+
+
+def _fast() -> bool:
+    size, group = 512, 128
+    codes = torch.full((size, size), 9)
+    ones = torch.ones(size, size // group)
+    layer = CpuInt4Linear(Int4Weight(layouts.pack_int4(codes), ones, 8.0 * ones), dtype=torch.bfloat16)
+    x, dense = torch.ones(4, size).bfloat16(), torch.ones(size, size).bfloat16()
+    return _least_s(lambda: layer(x)) <= _TIMES_SLOWER_MAX * _least_s(lambda: F.linear(x, dense))
+
+
+def _least_s(action: Callable[[], object]) -> float:
+    """Least processor time of a few calls."""
+    spent = []
+    for _ in range(7):
+        started = time.process_time()
+        action()
+        spent.append(time.process_time() - started)
+    return min(spent)
+
+
+def _agrees(group: int) -> bool:
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, 16, (32, 2 * group), generator=generator)
+    scales = torch.rand(32, 2, generator=generator).add_(0.5).bfloat16()
+    zeros = torch.randint(0, 17, (32, 2), generator=generator).bfloat16()
+    weight = Int4Weight(layouts.pack_int4(codes), scales, zeros)
+    x = torch.randn(5, 2 * group, generator=generator).bfloat16()
+    loud = x.clone()
+    loud[4] *= 50.0
+    try:
+        layer = CpuInt4Linear(weight)
+        got, beside_loud, alone = layer(x), layer(loud), layer(x[:1])
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+    expected = x.float() @ weight.dense().T
+    close = (got - expected).abs().max() < 0.02 * expected.abs().max()
+    return bool(close and torch.equal(got[:4], beside_loud[:4]) and torch.equal(got[:1], alone))

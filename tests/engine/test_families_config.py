@@ -1,0 +1,98 @@
+"""config.json of each family: read as transformers reads it, and refused in words where a variant is not implemented."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from engine.family_kit import LINEAR, MODELS, SHAPE, YARN
+from engine.native_kit import LLAMA3_ROPE
+from rungway.engine.architecture import FAMILIES, read_architecture
+from rungway.engine.errors import ModelError
+from rungway.engine.model import Decoder
+from rungway.engine.precision import plain
+
+LLAMA = {**SHAPE, "model_type": "llama", "rms_norm_eps": 1e-6}
+QWEN2 = {**LLAMA, "model_type": "qwen2"}
+GEMMA = {**LLAMA, "model_type": "gemma3_text", "query_pre_attn_scalar": 16, "sliding_window": 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({**LLAMA, "model_type": "gpt2"}, "model type 'gpt2'"),
+        ({**LLAMA, "rope_parameters": {"rope_type": "longrope"}}, "rotary scaling 'longrope'"),
+        ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotary scaling 'dynamic'"),
+        ({**LLAMA, "rope_scaling": {"type": "yarn", "factor": 2.0}}, "original_max_position_embeddings"),
+        ({**LLAMA, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "a part of each head"),
+        ({**LLAMA, "hidden_act": "relu"}, "activation 'relu'"),
+        ({**LLAMA, "num_attention_heads": 5}, "5 heads"),
+        ({**LLAMA, "rms_norm_eps": "small"}, "cannot be read as llama"),
+        ({**QWEN2, "use_sliding_window": True, "max_window_layers": 1}, "sliding window of 0"),
+        ({**QWEN2, "use_sliding_window": True}, "max_window_layers"),
+        (
+            {**QWEN2, "use_sliding_window": True, "max_window_layers": 1, "layer_types": ["chunked_attention"] * 3},
+            "attention of type chunked_attention",
+        ),
+        ({**GEMMA, "layer_types": ["sliding_attention"]}, "over 1 of 3 layers"),
+        ({**GEMMA, "attn_logit_softcapping": 50.0}, "soft-capped"),
+        ({**GEMMA, "use_bidirectional_attention": True}, "bidirectional"),
+        ({name: value for name, value in GEMMA.items() if name != "query_pre_attn_scalar"}, "query_pre_attn_scalar"),
+    ],
+)
+def test_refused(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        read_architecture(config)
+
+
+def test_a_bias_on_some_projections_only_is_refused() -> None:
+    model = MODELS["llama-linear-biases"]()
+    state = model.state_dict()
+    del state["model.layers.1.self_attn.k_proj.bias"]
+    arch = read_architecture(model.config.to_dict())
+    with torch.inference_mode(), pytest.raises(ModelError, match="only some have a bias"):
+        Decoder(arch, state.__getitem__, plain(torch.float32), torch.device("cpu"))
+
+
+def test_a_missing_tensor_is_named() -> None:
+    model = MODELS["qwen3"]()
+    state = model.state_dict()
+    del state["model.layers.0.self_attn.q_norm.weight"]
+    arch = read_architecture(model.config.to_dict())
+    with torch.inference_mode(), pytest.raises(ModelError, match=r"q_norm\.weight"):
+        Decoder(arch, state.__getitem__, plain(torch.float32), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("parameters", [LLAMA3_ROPE, LINEAR, YARN, {**YARN, "truncate": False, "beta_fast": 16.0}])
+def test_rotary_frequencies_are_those_of_transformers(parameters: dict[str, Any]) -> None:
+    config = hf.LlamaConfig(**SHAPE, head_dim=64, rope_parameters=dict(parameters))
+    reference = hf.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+    rope = read_architecture(config.to_dict()).rope
+    torch.testing.assert_close(torch.tensor(rope.inverse_frequencies(64)), reference.inv_freq, rtol=1e-5, atol=0.0)
+    assert rope.amplitude == pytest.approx(reference.attention_scaling)
+
+
+def test_gemma_of_before_layer_types() -> None:
+    """As published: a pattern, two bases, scaling for the global layers only."""
+    arch = read_architecture(
+        {
+            **GEMMA,
+            "num_hidden_layers": 7,
+            "sliding_window_pattern": 3,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        }
+    )
+    assert arch.window is not None and arch.tied
+    assert arch.window.layers == (True, True, False, True, True, False, True)
+    assert (arch.rope.theta, arch.rope.factor) == (1e6, 8.0)
+    assert (arch.window.rope.theta, arch.window.rope.factor) == (1e4, 1.0)
+
+
+def test_every_family_is_tested() -> None:
+    tested = {make().config.model_type for make in MODELS.values()}
+    assert tested == set(FAMILIES)

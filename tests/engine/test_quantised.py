@@ -1,0 +1,183 @@
+"""Four bits a weight: the grid is as good as it can be, products match, a token's result is its own, memory stays small."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.native_kit import ByteVocabulary
+from rungway.engine import int4
+from rungway.engine.architecture import read_architecture
+from rungway.engine.assemble import Sizes, module_parts
+from rungway.engine.errors import ModelError
+from rungway.engine.formats import FORMATS, Role, four_bits, plain
+from rungway.engine.int4 import CpuInt4Linear, KernelInt4Linear, group_for, int4_works, linear4, quantised
+from rungway.engine.model import Decoder
+from rungway.engine.precision import Maker, candidates
+from rungway.engine.selftest import likeness, probe_ids, read_through
+from rungway.engine.stored import Int4Weight
+from rungway.settings.schema_tiers import DTYPES
+
+CPU = torch.device("cpu")
+needs_int4 = pytest.mark.skipif(not int4_works(), reason="the 4-bit operator is not usable on this processor")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """Wide enough for groups of 128."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(7)
+    shape = {"vocab_size": 300, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+    return LlamaForCausalLM(LlamaConfig(**shape, **heads, bos_token_id=None, eos_token_id=None)).eval()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    group=st.sampled_from([32, 128]),
+    symmetric=st.booleans(),
+    offset=st.sampled_from([0.0, 3.0, -3.0]),
+)
+def test_no_weight_is_further_off_than_its_groups_range_allows(
+    seed: int, group: int, symmetric: bool, offset: float
+) -> None:
+    weight = torch.randn(5, 256, generator=torch.Generator().manual_seed(seed)) + offset
+    made = quantised(weight, group, symmetric=symmetric)
+    assert made.shape == (5, 256) and made.group == group
+    assert not symmetric or bool((made.zeros == 8).all())
+    groups = weight.view(5, -1, group)
+    low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
+    width = torch.maximum(-low, high) * 2 if symmetric else high - low
+    error = (made.dense().view_as(groups) - groups).square().sum(-1)
+    # unclipped rounding: half a step each; a step more at an end, where the rounded zero moves the grid
+    assert bool((error <= group * (width / 15 * 0.51).square() + 2 * (width / 15).square()).all())
+
+
+def test_clipping_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(16, 256)
+
+    def error() -> float:
+        return float((quantised(weight, 128).dense() - weight).square().mean())
+
+    searched = error()
+    monkeypatch.setattr(int4, "_SHRINKS", (1.0,))
+    assert searched < 0.95 * error()
+
+
+def test_rows_are_searched_in_pieces_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(37, 64)
+    whole = quantised(weight, 32)
+    monkeypatch.setattr(int4, "_PIECE", 5 * 64)
+    assert torch.equal(whole.packed, quantised(weight, 32).packed)
+
+
+@needs_int4
+@pytest.mark.parametrize("group", [32, 128, 512])
+def test_the_operator_computes_what_the_codes_say_and_rows_stay_apart(group: int) -> None:
+    torch.manual_seed(0)
+    weight, bias, x = quantised(torch.randn(48, 512), group), torch.randn(48), torch.randn(9, 512)
+    layer = CpuInt4Linear(weight, bias)
+    expected = x @ weight.dense().T + bias
+    assert (layer(x) - expected).abs().max() < 0.02 * expected.abs().max()
+    loud = x.clone()
+    loud[1:] *= 50.0
+    assert torch.equal(layer(x)[0], layer(loud)[0]) and torch.equal(layer(x)[3:4], layer(x[3:4]))
+    assert torch.equal(layer.add(x, torch.ones(9, 48)), layer(x) + 1.0)
+
+
+@needs_int4
+def test_sorted_inputs_are_put_into_the_order_of_the_columns() -> None:
+    torch.manual_seed(0)
+    order = torch.randperm(64)
+    plain_weight, x = torch.randn(16, 64), torch.randn(3, 64)
+    kept = quantised(plain_weight[:, order], 32)
+    weight = Int4Weight(kept.packed, kept.scales, kept.zeros, order)
+    assert torch.equal(weight.dense()[:, order], kept.dense())
+    assert (weight.dense() - plain_weight).abs().max() < 0.5
+    expected = x @ weight.dense().T
+    for layer in (CpuInt4Linear(weight), KernelInt4Linear(weight)):
+        assert (layer(x) - expected).abs().max() < 0.02 * expected.abs().max()
+
+
+def test_shapes_that_no_operator_has_stay_plain() -> None:
+    assert [group_for(size, 128) for size in (256, 576, 96, 48)] == [128, 64, 32, None]
+    assert linear4(quantised(torch.randn(24, 64), 32), None, torch.float32) is None, "rows come in sixteens"
+    made = Maker(four_bits("int4", CPU) or plain(torch.float32))
+    x = torch.ones(1, 48)
+    assert made(Role.OUT, torch.ones(16, 48))(x).tolist() == [[48.0] * 16]
+    assert made(Role.OUT, torch.ones(24, 64))(torch.ones(1, 64)).tolist() == [[64.0] * 24]
+
+
+@needs_int4
+@pytest.mark.parametrize("name", [name for name in FORMATS if name.startswith("int4")])
+def test_a_model_in_four_bits_is_near_the_plain_one(model: Any, name: str) -> None:
+    arch, weights = read_architecture(model.config.to_dict()), model.state_dict().__getitem__
+    ids = probe_ids(ByteVocabulary(), 48)
+    (kind,) = candidates(name, arch, CPU)
+    assert kind.name == ("int4-g32" if name == "int4" else name)
+    with torch.inference_mode():
+        exact, small = (read_through(Decoder(arch, weights, one, CPU), ids) for one in (plain(torch.float32), kind))
+    assert 0 < likeness(exact, small).divergence < 0.05
+
+
+@needs_int4
+def test_asked_for_by_name_four_bits_are_obeyed(model: Any) -> None:
+    sizes = Sizes(4, 64, 32, 16, 4)
+    assert module_parts(model, ByteVocabulary(), sizes, "int4-g128", CPU)[0].precision == "int4-g128"
+
+
+def test_four_bits_are_refused_where_nothing_computes_them(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rungway.engine.precision.int4_ready", lambda _: False)
+    arch = read_architecture(model.config.to_dict())
+    with pytest.raises(ModelError, match="int4-g128 is not supported here"):
+        candidates("int4-g128", arch, CPU)
+    assert set(DTYPES) == {"auto", *FORMATS}, "what the configuration takes is what there is"
+    with pytest.raises(ModelError, match="none of auto"):
+        candidates("int4-g64", arch, CPU)
+
+
+@needs_int4
+def test_auto_takes_four_bits_only_where_they_are_faster_and_after_a_test(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arch = read_architecture(model.config.to_dict())
+    for cost, first in ((0.1, "int4-g32"), (9.0, "")):
+        monkeypatch.setattr(
+            "rungway.engine.precision._decode_cost_s", lambda _, kind, cost=cost: cost if kind.int4 else 1.0
+        )
+        names = [kind.name for kind in candidates("auto", arch, CPU)]
+        assert (names[0] == first) if first else not any(name.startswith("int4") for name in names)
+        assert names[-1] in ("bfloat16", "float32"), "the last one is taken without a test"
+
+
+@needs_int4
+def test_weights_are_made_small_one_by_one(model: Any) -> None:
+    """Of the plain weights no more than one projection's parts are alive at a time, embedding and head aside."""
+    alive: dict[int, int] = {}
+    most = 0
+
+    def weights(name: str) -> torch.Tensor:
+        nonlocal most
+        tensor = model.state_dict()[name].clone()
+        if "layers" in name:
+            alive[id(tensor)] = tensor.nbytes
+            weakref.finalize(tensor, alive.pop, id(tensor))
+            most = max(most, sum(alive.values()))
+        return tensor
+
+    kind = four_bits("int4", CPU)
+    assert kind is not None
+    with torch.inference_mode():
+        Decoder(read_architecture(model.config.to_dict()), weights, kind, CPU)
+    largest = 2 * 256 * 128 * 4  # gate and up, float32
+    assert alive == {} or sum(alive.values()) < 5 * 128 * 4, "at most norms are still shared"
+    assert most <= largest + 2 * 128 * 256 * 4
