@@ -32,9 +32,10 @@ class Config(NamedTuple):
 
 
 def config_for(dim: int, itemsize: int) -> Config:
-    """Chosen by shared memory: two programs of these fit a multiprocessor of an A100."""
+    """Two programs of these fit the shared memory of an A100's multiprocessor, three that of an H100's. Addresses come from
+    a load themselves: of five stages two are in flight ahead of the products."""
     tile = 64 if dim * itemsize <= 256 else 32 if dim * itemsize <= 512 else 16
-    return Config(segments=32, segment=512, tile=tile, warps=4, stages=3)
+    return Config(segments=32, segment=512, tile=tile, warps=4, stages=5)
 
 
 @triton.jit
@@ -186,7 +187,8 @@ def paged_decode_attention(
     segments = max(1, min(config.segments, triton.cdiv(width * block_tokens, config.segment)))
     direct = segments == 1  # the same result bit for bit: merging one segment multiplies by 1
     scratch = q.new_empty((tokens * heads, 0 if direct else segments, dim + 2), dtype=torch.float32)
-    best, total, acc = scratch.view(-1).split([part * scratch.shape[0] * scratch.shape[1] for part in (1, 1, dim)])
+    size = scratch.shape[0] * scratch.shape[1]
+    best, total, acc = torch.split(scratch.view(-1), [size, size, size * dim])
     starts = context_lens if query_starts is None else query_starts
     dim_block = max(16, triton.next_power_of_2(dim))
     shape = {"SEGMENTS": config.segments, "SEGMENT": config.segment, "TILE": config.tile, "RAGGED": ragged}
@@ -199,6 +201,17 @@ def paged_decode_attention(
     )  # fmt: skip
     if not direct:
         _merge[(batch, heads, max_queries)](
-            best, total, acc, context_lens, starts, out, heads, segments, DIM=dim, DIM_BLOCK=dim_block, num_warps=4, **shape
+            best,
+            total,
+            acc,
+            context_lens,
+            starts,
+            out,
+            heads,
+            segments,
+            DIM=dim,
+            DIM_BLOCK=dim_block,
+            num_warps=4,
+            **shape,
         )
     return out

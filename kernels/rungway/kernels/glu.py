@@ -20,7 +20,7 @@ def _glu(gate_up_ptr: tl.tensor, out_ptr: tl.tensor, size: tl.tensor, GELU: tl.c
     up = tl.load(source + size, mask=inside, other=0.0).to(tl.float32)
     # gelu's (1 + tanh(z)) / 2 is sigmoid(2 z)
     turn = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate) if GELU else gate
-    out = gate / (1.0 + tl.exp(-turn)) * up
+    out = gate / (1.0 + tl.exp(-tl.maximum(turn, -80.0))) * up  # the exponential stays finite
     tl.store(out_ptr + row * size + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 

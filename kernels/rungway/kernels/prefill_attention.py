@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from rungway.kernels.attention_tile import attend_tile
+from rungway.kernels.devices import architecture
 
 
 class Config(NamedTuple):
@@ -26,11 +27,13 @@ class Config(NamedTuple):
     stages: int
 
 
-def config_for(dim: int, itemsize: int) -> Config:
-    """16-bit: two warp groups of 64 rows each, which is what Hopper's wgmma takes."""
+def config_for(dim: int, itemsize: int, architecture: int) -> Config:
+    """16-bit: two warp groups of 64 rows each, which is what Hopper's wgmma takes; before Hopper, what registers hold."""
     if itemsize == 4:
         return Config(rows=32, tile=32, warps=4, stages=2)
-    return Config(rows=128, tile=64 if dim <= 128 else 32, warps=8, stages=3 if dim <= 128 else 2)
+    if architecture < 90:
+        return Config(rows=128 if dim <= 128 else 64, tile=32, warps=8, stages=5 if dim <= 128 else 3)
+    return Config(rows=128, tile=64 if dim <= 128 else 32, warps=8, stages=5 if dim <= 128 else 3)
 
 
 @triton.jit
@@ -123,7 +126,7 @@ def paged_prefill_attention(
     out = torch.zeros_like(q) if out is None else out
     if tokens == 0 or batch == 0:
         return out
-    config = config or config_for(dim, q.element_size())
+    config = config or config_for(dim, q.element_size(), architecture(q))
     group = heads // kv_heads
     rows = max(config.rows, triton.next_power_of_2(group))
     _prefill[(triton.cdiv(max_queries, rows // group), kv_heads, batch)](

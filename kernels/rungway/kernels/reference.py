@@ -72,10 +72,10 @@ def rope_kv(
     `qkv` [tokens, heads + 2 * kv_heads, dim] holds queries, keys, values; `k_cache`, `v_cache`
     [kv_heads, blocks, block_tokens, dim]. `slots` [tokens] integers: block * block_tokens + place in the block; where
     negative, nothing is written. `norms` [2, dim]: weights of an RMSNorm of each query and key head, before rotation.
-    Rotation and source: as in rope; norm of heads: Henry et al., arXiv 2010.04245.
+    Source: as in rope; norm of heads: Henry et al., arXiv 2010.04245.
     """
-    kv_heads, _, block_tokens, dim = k_cache.shape
-    q, k, v = qkv.split([qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], 1)
+    kv_heads, _, block_tokens, _ = k_cache.shape
+    q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], 1)
     if norms is not None:
         q, k = (
             part.float() * torch.rsqrt(part.float().square().mean(-1, keepdim=True) + eps) * weight.float()

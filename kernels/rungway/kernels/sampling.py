@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 CHUNK = 4096
-SIZE = 1024  # entries looked at in one step of a search
+SIZE = 512  # entries looked at in one step of a search
 CANDIDATES = 4096  # listed per row; where more have to be considered, the whole row is searched
 BOUNDS = tl.constexpr(16)  # candidate bounds tried: 1 .. 16 below the maximum, in units of temperature
 DIGIT = tl.constexpr(4)  # bits settled by one pass of the search
@@ -142,6 +142,13 @@ def _list(logits_ptr, ids_ptr, vocabulary, top, heat, mass, top_k, top_p, min_p,
 
 
 @triton.jit
+def _whole(x, most):  # type: ignore[no-untyped-def]
+    """The integer part of `x` in 0 .. `most`; 0 for what is no number."""
+    inside = tl.where(x > 0.0, tl.minimum(x, most.to(tl.float64)), 0.0)
+    return tl.floor(inside).to(tl.int64)
+
+
+@triton.jit
 def _filtered(logits_ptr, ids_ptr, vocabulary, top, heat, mass, top_k, top_p, min_p, point, SIZE: tl.constexpr, ROOM: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip
     """The token at `point` (0 .. 1) of the running sum over the kept tokens, largest first."""
     count, listed, kept = _list(logits_ptr, ids_ptr, vocabulary, top, heat, mass, top_k, top_p, min_p, SIZE, ROOM)
@@ -159,8 +166,8 @@ def _filtered(logits_ptr, ids_ptr, vocabulary, top, heat, mass, top_k, top_p, mi
         key, above = _search(logits_ptr, ids_ptr, count, listed, top, heat, min_p, target, False, SIZE)
         _above, one, equal, _entries = _around(logits_ptr, ids_ptr, count, listed, top, heat, min_p, key, SIZE)
         if key >= cut and equal > 0:
-            several = tl.maximum(tl.ceil((target - above) / one).to(tl.int64), 1)
-            spare = tl.minimum(several, tl.where(key == cut, spare, equal.to(tl.int64)))
+            most = tl.where(key == cut, spare, equal.to(tl.int64))
+            spare = tl.maximum(_whole(tl.ceil((target - above) / one), most), 1)
             cut = key
             kept = above + spare.to(tl.float64) * one
     target = tl.minimum(point, 1.0 - 1e-6) * kept  # sums that differ in their last bits must not lead past the end
@@ -168,7 +175,7 @@ def _filtered(logits_ptr, ids_ptr, vocabulary, top, heat, mass, top_k, top_p, mi
     key = tl.maximum(key, cut)
     above, one, equal, _entries = _around(logits_ptr, ids_ptr, count, listed, top, heat, min_p, key, SIZE)
     last = tl.where(key == cut, tl.minimum(spare, equal.to(tl.int64)), equal.to(tl.int64)) - 1
-    rank = tl.minimum(tl.maximum(tl.floor((target - above) / one).to(tl.int64), 0), last)
+    rank = _whole((target - above) / one, last)
     seen = tl.full([], 0, tl.int64)
     token = tl.full([], 0, tl.int64)
     for start in range(0, count, SIZE):
@@ -211,15 +218,14 @@ def _pick(
     firsts = tl.load(first_ptr + row * chunks + chunk, mask=there, other=vocabulary)
     token = tl.min(tl.where(tops == top, firsts, vocabulary), axis=0).to(tl.int64)
     heat = tl.load(temperature_ptr + row)
-    if heat >= 1e-5:
+    if heat >= 1e-5 and top > float("-inf"):
         point = tl.load(uniform_ptr + row)
-        scaled = tl.where(tops > float("-inf"), tl.exp((tops - top) / heat), 0.0)
-        masses = tl.load(at + 1, mask=there, other=0.0).to(tl.float64) * scaled
+        masses = tl.load(at + 1, mask=there, other=0.0).to(tl.float64) * tl.exp((tops - top) / heat)
         mass = tl.sum(masses, axis=0)
         top_k, top_p, min_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
         if top_k > 0 or top_p < 1.0 or min_p > 0.0:
-            ids = ids_ptr + row * ROOM
-            token = _filtered(logits_ptr, ids, vocabulary, top, heat, mass, top_k, top_p, min_p, point, SIZE, ROOM)
+            room = ids_ptr + row * ROOM
+            token = _filtered(logits_ptr, room, vocabulary, top, heat, mass, top_k, top_p, min_p, point, SIZE, ROOM)
         else:
             target = point * mass
             passed = (tl.cumsum(masses, axis=0) <= target) & there
@@ -234,11 +240,11 @@ def _pick(
     token = tl.minimum(token, vocabulary - 1)
     tops = tl.load(at + 2, mask=there, other=float("-inf"))
     top = tl.max(tops, axis=0)
-    scaled = tl.where(tops > float("-inf"), tl.exp(tops - top), 0.0)
-    total = tl.sum(tl.load(at + 3, mask=there, other=0.0) * scaled, axis=0)
+    pivot = tl.where(top > float("-inf"), top, 0.0)
+    total = tl.sum(tl.load(at + 3, mask=there, other=0.0) * tl.exp(tops - pivot), axis=0)
     chosen = tl.load(raw_ptr + row * vocabulary + token).to(tl.float32)
     tl.store(token_ptr + row, token)
-    tl.store(logprob_ptr + row, chosen - top - tl.log(total))
+    tl.store(logprob_ptr + row, chosen - pivot - tl.log(tl.where(total == 0.0, 1.0, total)))
 
 
 def sample(

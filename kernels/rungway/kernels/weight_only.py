@@ -38,13 +38,14 @@ def config_for(tokens: int, outs: int, ins: int) -> Config:
     if tokens > 64:
         return Config(outs=128, tokens=128, ins=64, split=1, warps=8, stages=3)
     if tokens > 16:
-        return Config(outs=64, tokens=32 if tokens <= 32 else 64, ins=128, split=_split(outs, ins), warps=4, stages=3)
+        return Config(outs=64, tokens=32 if tokens <= 32 else 64, ins=128, split=_split(outs, ins), warps=8, stages=3)
     return Config(outs=64, tokens=16, ins=128, split=_split(outs, ins), warps=4, stages=4)
 
 
 def _split(outs: int, ins: int) -> int:
     wanted = PROGRAMS // max(1, triton.cdiv(outs, 64))
-    return max(1, min(triton.next_power_of_2(wanted), SPLIT_MAX, ins // 512))
+    power: int = triton.next_power_of_2(wanted)
+    return max(1, min(power, SPLIT_MAX, ins // 512))
 
 
 @triton.jit
