@@ -93,7 +93,8 @@ def test_requantised_weights_are_the_same_within_eight_bits(packed: Path, tmp_pa
     requantise(packed, tmp_path / "q8.gguf")
     before, after = (gguf.GGUFReader(str(path)) for path in (packed, tmp_path / "q8.gguf"))
     values: list[dict[str, Any]] = [
-        {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in file.tensors} for file in (before, after)
+        {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in file.tensors}
+        for file in (before, after)
     ]
     assert values[0].keys() == values[1].keys()
     for name, value in values[0].items():
