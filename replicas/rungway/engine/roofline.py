@@ -131,10 +131,10 @@ def against_limits(spent: dict[Part, float], work: dict[Part, Work], bandwidth: 
     for part in Part:
         if part not in spent:
             continue
-        todo = work.get(part, Work(0.0, 0.0))
-        memory_s, products_s = todo.moved_bytes / bandwidth, todo.operations / products
+        its = work.get(part, Work(0.0, 0.0))
+        memory_s, products_s = its.moved_bytes / bandwidth, its.operations / products
         bound = "none" if not (memory_s or products_s) else "memory" if memory_s >= products_s else "products"
-        rows.append(Row(part, spent[part], todo, max(memory_s, products_s), bound))
+        rows.append(Row(part, spent[part], its, max(memory_s, products_s), bound))
     return rows
 
 

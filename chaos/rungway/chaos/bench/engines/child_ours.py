@@ -82,7 +82,7 @@ async def serve(config: dict[str, Any]) -> None:
     write(
         {
             "ready": {
-                "dtype": runner.precision,
+                "dtype": runner.path,
                 "threads": torch.get_num_threads(),
                 "weight_bytes": weight_bytes(runner.model.arch, runner.model.precision),
                 "context": sizes.context,
