@@ -128,7 +128,7 @@ MALFORMED = [
     Constraint("json_schema", '{"type": "object", "required": ["a"], "properties": {"a": false}}'),
     Constraint("json_schema", '{"items": ' * 200 + "{}" + "}" * 200),
     Constraint("json_schema", '{"type": "string", "pattern": "("}'),
-    Constraint("json_schema", json.dumps({"description": "x" * 70_000})),
+    Constraint("json_schema", json.dumps({"description": "x" * 140_000})),
     Constraint("regex", "("),
     Constraint("regex", "(a)\\1"),
     Constraint("choice", "{}"),

@@ -13,7 +13,15 @@ import heapq
 import math
 
 from rungway.engine.fake_blocks import FakeBlocks
-from rungway.engine.fake_script import LOGPROBS, WORDS, ScriptError, prompt_length, read_script, token_logprob
+from rungway.engine.fake_script import (
+    LOGPROBS,
+    WORDS,
+    ScriptError,
+    constrained,
+    prompt_length,
+    read_script,
+    token_logprob,
+)
 from rungway.engine.fake_stream import FakeProfile, Rate, Request, Stream, refused
 from rungway.engine.protocol import Delta, EngineStats, TokenLogprob, Work
 
@@ -49,6 +57,8 @@ class FakeCore:
         try:
             script = read_script(work.prompt_text)
             error = self._unfit(work, prompt)
+            if error is None and work.sampling.constraint is not None:
+                script, error = constrained(script, work.sampling.constraint)
         except ScriptError as unreadable:
             error = str(unreadable)
         if error is not None:
