@@ -34,17 +34,17 @@ class Projection(Protocol):
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor: ...
 
 
-def candidates(name: str, arch: Architecture, device: torch.device, form: str = "dense") -> list[Precision]:
+def candidates(name: str, arch: Architecture, device: torch.device, form: str | None = None) -> list[Precision]:
     """What to try, best first; the last one needs no test. `auto`: the bits that a quantised checkpoint has its weights in
     (`form`) where they can be computed with; else bfloat16 on a GPU, on CPU in the order of a decode step's speed. Raises
     ModelError for a name that is not known or not possible here."""
-    if name == "auto" and keeps(form, device):
+    if name == "auto" and form is not None and keeps(form, device):
         return [as_stored(form, device)]
     four = four_bits(name, device)
     if four is not None:
         if not int4_ready(device):
             raise ModelError(f"{name} is not supported here (use auto)")
-        return [as_stored(form, device) if form == "int4" else four]
+        return [as_stored("int4", device) if form == "int4" else four]
     if name in _DTYPES:
         if name == "float16" and device.type == "cpu":
             raise ModelError("float16 is not supported on CPU (use bfloat16, float32 or auto)")

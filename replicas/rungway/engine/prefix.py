@@ -64,12 +64,14 @@ class PrefixIndex:
         """Block `at` of a table is computed. False where it stays unknown: its content is known from another block, its
         key collides, or its own parent is unknown."""
         parent = table[at - 1] if at else None
-        key = self._key(share, tokens, keys, at)
+        part = self._part(tokens, at)
+        key = keys[at] if at < len(keys) else self._key(share, tokens, keys, at)
         if key in self._blocks or (parent is not None and parent not in self._nodes):
             return False
         self._blocks[key] = table[at]
-        self._nodes[table[at]] = Node(key, parent, share, self._part(tokens, at), at)
-        self.published.learned(key, keys[at - 1] if at else None, share, at)
+        self._nodes[table[at]] = Node(key, parent, share, part, at)
+        if self.published.limit:
+            self.published.learned(key, keys[at - 1] if at else None, share, at)
         if parent is not None:
             self._children[parent] += 1
         return True
