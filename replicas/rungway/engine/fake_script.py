@@ -109,8 +109,18 @@ def read_script(prompt_text: str) -> Script:
     return Script(**found)  # type: ignore[arg-type]
 
 
-def constrained(script: Script, constraint: Constraint) -> tuple[Script, str | None]:
-    """The script with a text that fits, and why there is none. A text that the prompt directs has to fit by itself."""
+def script_of(work: Work) -> tuple[Script, str | None]:
+    """What a request directs, and why it cannot be followed."""
+    try:
+        script = read_script(work.prompt_text)
+    except ScriptError as unreadable:
+        return _PLAIN, str(unreadable)
+    constraint = work.sampling.constraint
+    return (script, None) if constraint is None else _constrained(script, constraint)
+
+
+def _constrained(script: Script, constraint: Constraint) -> tuple[Script, str | None]:
+    """The script with a text that fits. A text that the prompt directs has to fit by itself."""
     # Imported here: the grammar library and NumPy are needed by constrained requests only.
     from rungway.engine import fake_guided
     from rungway.engine.constraint import DEAD_END, INVALID, ConstraintError
