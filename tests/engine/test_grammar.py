@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.native_kit import GRAMMARS, VOCAB, ByteVocabulary
@@ -154,6 +154,7 @@ def test_a_malformed_constraint_ends_alone(constraint: Constraint) -> None:
     assert grammars.compile(schema(POINT)).guide().mask().any()
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["json_schema", "regex", "choice", "grammar", "tools"]), st.text(max_size=40))
 def test_any_text_compiles_or_is_refused(kind: Any, text: str) -> None:
     try:

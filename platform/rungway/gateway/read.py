@@ -62,10 +62,7 @@ async def read(call: Call, caller: Caller, catalogue: Catalogue) -> Reading:
     stream = bool(body.stream)
     include_usage = _include_usage(body, stream)
     bound = _output_bound(body)
-    n = 1 if body.n is None else _within("n", body.n, 1, N_MAX)
-    best_of = n if body.best_of is None else _within("best_of", body.best_of, n, N_MAX)
-    if stream and best_of > n:
-        raise bad("best_of", "'best_of' above 'n' cannot be streamed")
+    n, best_of = _samples(body, stream)
     demand = demand_of(body)
     sampling = _sampling(body, bound, demand)
     prompt = chat_prompt(body.messages, demand.tools) if isinstance(body, ChatBody) else _completion_prompt(body)
@@ -130,6 +127,15 @@ def _include_usage(body: ChatBody | CompletionBody, stream: bool) -> bool:
     if not stream:
         raise bad("stream_options", "'stream_options' needs 'stream': true")
     return bool(body.stream_options.include_usage)
+
+
+def _samples(body: ChatBody | CompletionBody, stream: bool) -> tuple[int, int]:
+    """`n` and `best_of`."""
+    n = 1 if body.n is None else _within("n", body.n, 1, N_MAX)
+    best_of = n if body.best_of is None else _within("best_of", body.best_of, n, N_MAX)
+    if stream and best_of > n:
+        raise bad("best_of", "'best_of' above 'n' cannot be streamed")
+    return n, best_of
 
 
 def _output_bound(body: ChatBody | CompletionBody) -> int | None:
