@@ -7,12 +7,20 @@ Gimelshein, arXiv 1805.02867. Soft cap: cap * tanh(score / cap), as in Gemma 2 (
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def nothing_seen(ROWS: tl.constexpr, DIM_BLOCK: tl.constexpr) -> Any:
+    """(best, total, acc) of rows before their first key."""
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    return best, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DIM_BLOCK], tl.float32)
 
 
 @triton.jit
@@ -76,3 +84,26 @@ def attend_tile(
     total = total * shrink + tl.sum(weight, axis=1)
     acc = tl.dot(weight.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return new_best, total, acc
+
+
+class Shape(NamedTuple):
+    """Sizes of one call of an attention kernel; `width` in blocks per sequence."""
+
+    tokens: int
+    heads: int
+    dim: int
+    kv_heads: int
+    block_tokens: int
+    batch: int
+    width: int
+
+
+def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables: torch.Tensor) -> Shape:
+    """Raises AssertionError for a layout that the kernels do not read."""
+    kv_heads, _, block_tokens, dim = k_cache.shape
+    shape = Shape(
+        q.shape[0], q.shape[1], q.shape[2], kv_heads, block_tokens, block_tables.shape[0], block_tables.shape[1]
+    )
+    assert q.is_contiguous() and block_tables.is_contiguous() and dim == shape.dim and shape.heads % kv_heads == 0
+    assert k_cache.shape == v_cache.shape and k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1
+    return shape

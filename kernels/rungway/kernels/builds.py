@@ -17,7 +17,7 @@ class Build(NamedTuple):
     """One kernel as it is launched: argument types and constants, for bfloat16 data.
 
     `registers`: most that a thread may take. `expects`: regular expressions that its PTX must match, by architecture (0 =
-    every one). `cuts`: names of integers that are multiples of 16.
+    every one). `cuts`: names of integers that are multiples of 16. `stack`: bytes that it may keep in memory.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Build(NamedTuple):
     stages: int = 3
     expects: Mapping[int, tuple[str, ...]] = {}
     cuts: tuple[str, ...] = ()
+    stack: int = 0
 
 
 def pointers(kind: str, *names: str) -> dict[str, str]:
@@ -163,5 +164,5 @@ def _sampling() -> list[Build]:
             expects=_WIDE,
             cuts=cuts,
         ),
-        Build("sample_pick", sampling._pick, pick, sizes, 8, 255, cuts=cuts),
+        Build("sample_pick", sampling._pick, pick, sizes, 8, 255, cuts=cuts, stack=32),
     ]

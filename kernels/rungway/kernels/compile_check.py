@@ -60,7 +60,7 @@ def compile_one(build: Build, architecture: int) -> tuple[dict[str, int], list[s
 def problems(build: Build, architecture: int, used: dict[str, int], ptx: str) -> list[str]:
     """What is over budget or missing."""
     found = []
-    if used.get("LOCAL", 0) or used.get("STACK", 0):
+    if used.get("LOCAL", 0) or used.get("STACK", 0) > build.stack:
         found.append(f"spills: {used}")
     if used["REG"] > build.registers:
         found.append(f"{used['REG']} registers, budget {build.registers}")

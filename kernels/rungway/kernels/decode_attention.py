@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from rungway.kernels.attention_tile import attend_tile
+from rungway.kernels.attention_tile import attend_tile, nothing_seen, shape_of
 
 ROWS_MAX = 64  # queries * query heads of a kv head in one tile
 
@@ -89,25 +89,19 @@ def _attend(
     begin = segment * length
     if begin >= context or count == 0:
         return
-    member, lane = tl.arange(0, ROWS), tl.arange(0, DIM_BLOCK)
-    query = member // GROUP
+    member, query, lane = tl.arange(0, ROWS), tl.arange(0, ROWS) // GROUP, tl.arange(0, DIM_BLOCK)
     there = query < count
-    last = context - count + query
     where = (first + query) * heads + kv_head * GROUP + member % GROUP
     real = there[:, None] & (lane < DIM)[None, :]
     q = tl.load(q_ptr + where[:, None] * DIM + lane[None, :], mask=real, other=0.0)
-    best = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, DIM_BLOCK], tl.float32)
-    low = begin
-    if WINDOWED:
-        low = tl.maximum(begin, tl.maximum(context - count - window + 1, 0) // TILE * TILE)
+    best, total, acc = nothing_seen(ROWS, DIM_BLOCK)
+    low = tl.maximum(begin, (context - count - window + 1) // TILE * TILE) if WINDOWED else begin
     shift = kv_head.to(tl.int64) * stride_head
-    table = tables_ptr + row * table_width
     for start in range(low, tl.minimum(begin + length, context), TILE):
         best, total, acc = attend_tile(
-            q, best, total, acc, k_ptr + shift, v_ptr + shift, table, start, context, last, scale, soft_cap, window,
-            stride_block, stride_token, DIM, DIM_BLOCK, BLOCK_TOKENS, TILE, True, WINDOWED, CAPPED,
+            q, best, total, acc, k_ptr + shift, v_ptr + shift, tables_ptr + row * table_width, start, context,
+            context - count + query, scale, soft_cap, window, stride_block, stride_token, DIM, DIM_BLOCK,
+            BLOCK_TOKENS, TILE, True, WINDOWED, CAPPED,
         )  # fmt: skip
     if DIRECT:
         out = acc / tl.where(total > 0.0, total, 1.0)[:, None]
@@ -173,12 +167,8 @@ def paged_decode_attention(
     Rows of `out` that belong to no query are left as they are (without `out` they are zero). No length is read back from
     the GPU. Scratch: rows of q * heads * segments * (dim + 2) float32, segments <= 32 by the width of `block_tables`.
     """
-    tokens, heads, dim = q.shape
-    kv_heads, _, block_tokens, _ = k_cache.shape
-    batch, width = block_tables.shape
+    tokens, heads, dim, kv_heads, block_tokens, batch, width = shape_of(q, k_cache, v_cache, block_tables)
     group, ragged = heads // kv_heads, query_starts is not None
-    assert q.is_contiguous() and block_tables.is_contiguous() and heads % kv_heads == 0
-    assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1
     assert group * max_queries <= ROWS_MAX and (ragged or (max_queries == 1 and tokens == batch))
     out = torch.zeros_like(q) if out is None else out
     if tokens == 0 or batch == 0:

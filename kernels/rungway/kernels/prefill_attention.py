@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from rungway.kernels.attention_tile import attend_tile
+from rungway.kernels.attention_tile import attend_tile, nothing_seen, shape_of
 from rungway.kernels.devices import architecture
 
 
@@ -76,11 +76,8 @@ def _prefill(
     real = ((query < count) & (member < QUERIES * GROUP))[:, None] & (lane < DIM)[None, :]
     where = ((first + query) * heads + kv_head * GROUP + member % GROUP)[:, None] * DIM + lane[None, :]
     q = tl.load(q_ptr + where, mask=real, other=0.0)
-    best = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, DIM_BLOCK], tl.float32)
+    best, total, acc = nothing_seen(ROWS, DIM_BLOCK)
     shift = kv_head.to(tl.int64) * stride_head
-    table = tables_ptr + row * table_width
     position = context - count + piece * QUERIES  # of the first query
     end = tl.minimum(position + QUERIES, context)
     if WINDOWED:
@@ -89,12 +86,12 @@ def _prefill(
         masked_from = (position + 1) // TILE * TILE
         for start in range(0, masked_from, TILE):
             best, total, acc = attend_tile(
-                q, best, total, acc, k_ptr + shift, v_ptr + shift, table, start, context, last, scale, soft_cap,
+                q, best, total, acc, k_ptr + shift, v_ptr + shift, tables_ptr + row * table_width, start, context, last, scale, soft_cap,
                 window, stride_block, stride_token, DIM, DIM_BLOCK, BLOCK_TOKENS, TILE, False, False, CAPPED,
             )  # fmt: skip
     for start in range(masked_from, end, TILE):
         best, total, acc = attend_tile(
-            q, best, total, acc, k_ptr + shift, v_ptr + shift, table, start, context, last, scale, soft_cap, window,
+            q, best, total, acc, k_ptr + shift, v_ptr + shift, tables_ptr + row * table_width, start, context, last, scale, soft_cap, window,
             stride_block, stride_token, DIM, DIM_BLOCK, BLOCK_TOKENS, TILE, True, WINDOWED, CAPPED,
         )  # fmt: skip
     out = acc / tl.where(total > 0.0, total, 1.0)[:, None]
@@ -118,11 +115,7 @@ def paged_prefill_attention(
 ) -> torch.Tensor:
     """See attention_reference.paged_attention. Layout of the arguments and rows without a query: as in
     decode_attention.paged_decode_attention."""
-    tokens, heads, dim = q.shape
-    kv_heads, _, block_tokens, _ = k_cache.shape
-    batch, width = block_tables.shape
-    assert q.is_contiguous() and block_tables.is_contiguous() and heads % kv_heads == 0
-    assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1
+    tokens, heads, dim, kv_heads, block_tokens, batch, width = shape_of(q, k_cache, v_cache, block_tables)
     out = torch.zeros_like(q) if out is None else out
     if tokens == 0 or batch == 0:
         return out

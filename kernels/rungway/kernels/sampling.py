@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 CHUNK = 4096
-SIZE = 512  # entries looked at in one step of a search
+SIZE = 1024  # entries looked at in one step of a search
 CANDIDATES = 4096  # listed per row; where more have to be considered, the whole row is searched
 BOUNDS = tl.constexpr(16)  # candidate bounds tried: 1 .. 16 below the maximum, in units of temperature
 DIGIT = tl.constexpr(4)  # bits settled by one pass of the search

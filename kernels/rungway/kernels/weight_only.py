@@ -58,6 +58,23 @@ def _fp8_bits(code):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _int4_weights(codes_ptr, scales_ptr, zeros_ptr, out, known, start, ins, GROUP: tl.constexpr, EVEN: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip
+    """Float32 weights [OUTS, INS] from input `start` on."""
+    byte = start // 2 + tl.arange(0, INS // 2)
+    there = known[:, None] if EVEN else known[:, None] & (byte < ins // 2)[None, :]
+    packed = tl.load(codes_ptr + out[:, None] * (ins // 2) + byte[None, :], mask=there, other=0)
+    GROUPS: tl.constexpr = (INS + GROUP - 1) // GROUP
+    group = start // GROUP + tl.arange(0, GROUPS)
+    at = out[:, None] * (ins // GROUP) + group[None, :]
+    whole = known[:, None] & (group < ins // GROUP)[None, :]
+    zero = tl.load(zeros_ptr + at, mask=whole, other=0.0).to(tl.float32)
+    scale = tl.load(scales_ptr + at, mask=whole, other=0.0).to(tl.float32)
+    codes = tl.interleave(packed & 15, packed >> 4).to(tl.float32)
+    spread = tl.reshape(codes, [OUTS, GROUPS, INS // GROUPS])
+    return tl.reshape((spread - zero[:, :, None]) * scale[:, :, None], [OUTS, INS])
+
+
+@triton.jit
 def _linear(
     x_ptr: tl.tensor,
     codes_ptr: tl.tensor,
@@ -95,18 +112,7 @@ def _linear(
         else:
             x = tl.load(x_at + column[:, None], mask=asked[None, :] & (column < ins)[:, None], other=0.0)
         if KIND == INT4:
-            byte = start // 2 + tl.arange(0, INS // 2)
-            there = known[:, None] if EVEN else known[:, None] & (byte < ins // 2)[None, :]
-            packed = tl.load(codes_ptr + wide[:, None] * (ins // 2) + byte[None, :], mask=there, other=0)
-            codes = tl.interleave(packed & 15, packed >> 4).to(tl.float32)
-            GROUPS: tl.constexpr = (INS + GROUP - 1) // GROUP
-            group = start // GROUP + tl.arange(0, GROUPS)
-            group_at = wide[:, None] * (ins // GROUP) + group[None, :]
-            whole = known[:, None] & (group < ins // GROUP)[None, :]
-            zero = tl.load(zeros_ptr + group_at, mask=whole, other=0.0).to(tl.float32)
-            scale = tl.load(scales_ptr + group_at, mask=whole, other=0.0).to(tl.float32)
-            spread = tl.reshape(codes, [OUTS, GROUPS, INS // GROUPS])
-            weight = tl.reshape((spread - zero[:, :, None]) * scale[:, :, None], [OUTS, INS])
+            weight = _int4_weights(codes_ptr, scales_ptr, zeros_ptr, wide, known, start, ins, GROUP, EVEN, OUTS, INS)
             acc = tl.dot(weight.to(x.dtype), x, acc, input_precision="ieee")
         else:
             there = known[:, None] if EVEN else known[:, None] & (column < ins)[None, :]
