@@ -141,6 +141,7 @@ def _runner(model: Decoder, wish: Sizes) -> tuple[TorchRunner, Sizes]:
         block_tokens=sizes.block_tokens,
         blocks_per_row=-(-sizes.context // sizes.block_tokens),
     )
+    _log.info("steps are computed by: %s, %d threads", runner.path, torch.get_num_threads())
     return runner, sizes
 
 

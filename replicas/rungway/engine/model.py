@@ -19,11 +19,13 @@ from rungway.engine.families.rope import Rope
 from rungway.engine.families.spec import Architecture
 from rungway.engine.latent import LatentAttention
 from rungway.engine.mlp import GatedMlp
+from rungway.engine.native_step import LayerParts, NativeStep, native_step
 from rungway.engine.ops import Ops, PlainOps, Span, pick_ops
 from rungway.engine.parallel.group import Group
 from rungway.engine.parts import Builder, Pass, View, Weights
 from rungway.engine.precision import Maker, Precision, Role
 from rungway.engine.window import windowed
+from rungway.kernels.cpu.bindings import GROUP
 
 __all__ = ["Batch", "Decoder", "Weights"]
 
@@ -78,10 +80,33 @@ class Decoder:
         self._embedding_scale = float(torch.tensor(arch.embedding_scale, dtype=self.dtype))
         self._frequencies = self._frequencies_of(arch.rope)
         self._local_frequencies = None if arch.window is None else self._frequencies_of(arch.window.rope)
+        self._step: NativeStep | None = None
+        if ops is None and device.type == "cpu":
+            layers = [layer.parts() for layer in self._layers]
+            self._step = native_step(arch, self._embedding, self._norm, self._head, layers, self._frequencies)
+
+    @property
+    def path(self) -> str:
+        """What computes: `native` = a step in one call of our own CPU kernels, `torch` or `triton` = operations one by one."""
+        if self._step is not None:
+            return "native"
+        return "triton" if self.device.type == "cuda" else "torch"
+
+    @property
+    def decode_masks(self) -> bool:
+        """Whether the spans of decodes need masks, and are cut by length."""
+        return self._step is None and self.ops.decode_masks
+
+    @property
+    def chunk_masks(self) -> bool:
+        """Whether the spans of chunks need masks."""
+        return self._step is None
 
     def cache(self, blocks: int, block_tokens: int) -> list[torch.Tensor]:
         """Zeroed storage, one tensor per layer, laid out as its attention wants it (never uninitialised: padding is read,
         then masked). The last dimension but one is always `block_tokens`."""
+        if block_tokens % GROUP:
+            self._step = None  # the kernels' order within a block needs whole groups
         latent = self.arch.latent
         shape: tuple[int, ...] = (2, self.arch.kv_heads, blocks, block_tokens, self.arch.head_dim)
         if latent is not None:
@@ -93,6 +118,8 @@ class Decoder:
 
     def forward(self, batch: Batch, cache: list[torch.Tensor]) -> torch.Tensor:
         """Logits of `batch.outputs`, [outputs, vocabulary]; keys and values of all tokens are written to `cache`."""
+        if self._step is not None:
+            return self._step(batch, cache)
         step = self._views(batch, block_tokens=cache[0].shape[-2])
         x = F.embedding(batch.ids, self._embedding).to(self.precision.hidden)
         if self._embedding_scale != 1.0:
@@ -145,3 +172,9 @@ class _Layer:
 
     def __call__(self, x: torch.Tensor, step: Pass, stored: torch.Tensor) -> torch.Tensor:
         return self._mlp(self._attention(x, step, stored))
+
+    def parts(self) -> LayerParts | None:
+        """What a step in one call is made of; None where that knows no such layer."""
+        if isinstance(self._attention, GroupedAttention) and isinstance(self._mlp, GatedMlp):
+            return self._attention.parts(), self._mlp.parts()
+        return None
