@@ -11,7 +11,7 @@ import torch
 
 from rungway.engine.architecture import Architecture, read_architecture
 from rungway.engine.checkpoint import open_weights
-from rungway.engine.errors import ModelError
+from rungway.engine.errors import EngineError, ModelError
 from rungway.engine.model import Decoder, Weights
 from rungway.engine.ops import Ops
 from rungway.engine.precision import Maker, Precision, candidates
@@ -68,7 +68,11 @@ def directory_parts(
         model: Decoder = _divided(path, arch, weights, dtype, device, ranks, ranks_timeout_s)
     else:
         model = _model(arch, weights, vocabulary, dtype, device)
-    runner, sizes = _runner(model, wish)
+    try:
+        runner, sizes = _runner(model, wish)
+    except EngineError:
+        model.close()
+        raise
     return runner, vocabulary, sizes
 
 

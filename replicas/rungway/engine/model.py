@@ -81,7 +81,7 @@ class Decoder:
         self._frequencies = self._frequencies_of(arch.rope)
         self._local_frequencies = None if arch.window is None else self._frequencies_of(arch.window.rope)
         self._step: NativeStep | None = None
-        if ops is None and device.type == "cpu":
+        if ops is None and group is None and device.type == "cpu":
             layers = [layer.parts() for layer in self._layers]
             self._step = native_step(arch, self._embedding, self._norm, self._head, layers, self._frequencies)
 

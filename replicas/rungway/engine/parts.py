@@ -119,7 +119,7 @@ class Exit:
     @property
     def plain(self) -> Projection | None:
         """The projection, where nothing stands between it and the residual."""
-        return self._projection if self._norm is None else None
+        return self._projection if self._norm is None and self._group is None else None
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         if self._norm is None and self._group is None:
