@@ -148,6 +148,8 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     ray_actor_options: dict[str, object] = {}
     fake: FakeSpec | None = None
     prefix_keys_max: int = 4096
+    tensor_parallel: int = 1
+    tensor_parallel_timeout_s: float = 60.0
 
     @property
     def cache_block_tokens(self) -> int:

@@ -16,6 +16,7 @@ import torch
 from engine.family_kit import MODELS
 from engine.native_kit import random_prompts, run_all, work
 from engine.test_tokenizer import save
+from rungway.contracts import Version
 from rungway.engine.architecture import read_architecture
 from rungway.engine.assemble import Sizes, directory_parts
 from rungway.engine.blocks import BlockPool
@@ -27,6 +28,8 @@ from rungway.engine.parallel.shards import ShardedWeights, share_of
 from rungway.engine.protocol import Delta
 from rungway.engine.runner import TorchRunner
 from rungway.engine.scheduler import Scheduler
+from rungway.replica.build import build_engine
+from rungway.settings.schema_tiers import Version as VersionIn
 
 CPU = torch.device("cpu")
 WISH = Sizes(5, 96, 16, 24, 4)
@@ -35,9 +38,10 @@ TIMEOUT_S = 3.0
 
 def directory(name: str, folder: Path) -> Path:
     MODELS[name]().save_pretrained(folder)
-    with_tokenizer = save(folder / "tokenizer") if (folder / "tokenizer").mkdir() is None else folder
+    (folder / "apart").mkdir()
+    save(folder / "apart")
     for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.move(with_tokenizer / file, folder / file)
+        shutil.move(folder / "apart" / file, folder / file)
     return folder
 
 
@@ -59,7 +63,10 @@ def answers(path: Path, ranks: int) -> tuple[list[list[int]], int]:
         heard = run_all(core, [work(str(at), prompt, max_tokens=10) for at, prompt in enumerate(prompts)])
         return [heard.tokens(str(at)) for at in range(6)], scheduler.preemptions
     finally:
+        model = parts[0]._model
         parts[0].close()
+        if isinstance(model, LeadDecoder):
+            assert [process.returncode for process in model.followers._processes] == [0], "it ends when told, by itself"
 
 
 @pytest.mark.parametrize("name", ["qwen2-window", "gemma3-capped", "deepseek-v3"])
@@ -113,20 +120,35 @@ def test_a_rank_that_cannot_load_ends_the_start(tmp_path: Path) -> None:
         lead(path / "gone", read_architecture(config), open_weights(path, config), "float32", CPU, 2, TIMEOUT_S)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [{"backend": "fake"}, {"backend": "native", "model": "path:/x", "num_gpus": 1}],
+)
+def test_a_configuration_that_cannot_work_is_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="tensor_parallel"):
+        VersionIn(**more, tensor_parallel=2)
+    VersionIn(**more, tensor_parallel=1)
+
+
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[NativeEngine]:
-    engine = NativeEngine.from_dir(
-        directory("llama-yarn", tmp_path),
+    version = Version(
+        name="v",
+        tier="t",
+        model=f"path:{directory('llama-yarn', tmp_path)}",
+        backend="native",
+        replicas_min=1,
+        replicas_max=1,
+        replica_cost_nusd_per_hour=0,
         max_num_seqs=4,
         max_context=128,
-        max_num_batched_tokens=64,
-        kv_blocks=64,
-        block_tokens=4,
         dtype="float32",
         device="cpu",
-        ranks=2,
-        ranks_timeout_s=TIMEOUT_S,
+        tensor_parallel=2,
+        tensor_parallel_timeout_s=TIMEOUT_S,
     )
+    engine = build_engine(version, tmp_path)
+    assert isinstance(engine, NativeEngine)
     yield engine
     runner = engine._core._runner
     assert isinstance(runner, TorchRunner)
