@@ -98,6 +98,14 @@ class Version(Section):
         default=4096,
         description="Prefix blocks whose keys a replica tells the controller, for placement by locality; 0 = none.",
     )
+    constraint_bytes_max: Count = Field(
+        default=131_072, description="Largest constraint that a replica compiles, bytes; above the gateway's."
+    )
+    constraint_compile_s: Positive = Field(default=5.0, description="Longest time to compile a constraint.")
+    constraints_waiting_max: Count = Field(
+        default=256, description="Requests of a replica that may wait for their constraint at a time."
+    )
+    constraints_cached_max: Count = Field(default=128, description="Compiled constraints that a replica keeps.")
     tensor_parallel: Annotated[int, rules.whole(1, 64)] = Field(
         default=1,
         description="Processes that one replica divides the model over; on GPUs as many devices, and `num_gpus` of at least that.",

@@ -49,7 +49,8 @@ def main() -> int:
     try:
         follow(link)
     except (ModelError, RuntimeError, OSError) as error:
-        print(f"tensor-parallel rank ended: {error}", file=sys.stderr)
+        why = next(iter(str(error).splitlines()), type(error).__name__)  # torch adds a stack of its own
+        print(f"tensor-parallel rank ended: {why}", file=sys.stderr)
         return 1
     return 0
 
