@@ -148,6 +148,10 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     ray_actor_options: dict[str, object] = {}
     fake: FakeSpec | None = None
     prefix_keys_max: int = 4096
+    schedule: str = "fcfs"  # fcfs | lpm
+    long_prefill_tokens: int | None = None
+    kv_watermark: float = 0.01
+    kv_soft_quota: float | None = None
 
     @property
     def cache_block_tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,12 +12,13 @@ from rungway.commands.common import DEFAULT_CONFIG, AsJson, Config, State, emit_
 if TYPE_CHECKING:
     from rungway.chaos.bench.report import Report
 
-app = typer.Typer(no_args_is_help=True, help="Measure: gateway, engine, scheduler, controller, soak.")
+app = typer.Typer(no_args_is_help=True, help="Measure: gateway, engine, starvation, scheduler, controller, soak.")
 Quick = Annotated[bool, typer.Option("--quick", help="Short runs: for a look, not for the record.")]
 
 BENCHMARKS: dict[str, str] = {
     "gateway": "Requests and streams a second beside LiteLLM's proxy, vllm-router and the upstream alone.",
     "engine": "Decode of the small model beside transformers.generate.",
+    "starvation": "A long prompt arriving among eight decoding streams: their p99 inter-token time.",
     "scheduler": "A step of the engine's scheduler alone, with 1,000 sequences running and 10,000 waiting.",
     "controller": "Decisions a second of the controller's core alone, with 1,000 tenants.",
     "soak": "Minutes of load at 80 %: memory stays flat, nothing stays held.",
@@ -80,16 +82,30 @@ def scheduler(quick: Quick = False, as_json: AsJson = False) -> None:
 @app.command()
 def engine(config: Config = DEFAULT_CONFIG, state: State = None, quick: Quick = False, as_json: AsJson = False) -> None:
     """Decode of the smallest tier's model beside transformers.generate."""
-    from pathlib import Path
-
     from rungway.chaos.bench.engine_speed import bench_engine
 
+    source, models_dir = _native_model(config, state)
+    _finish(bench_engine(source=source, models_dir=models_dir, quick=quick, say=_say), as_json)
+
+
+@app.command()
+def starvation(
+    config: Config = DEFAULT_CONFIG, state: State = None, quick: Quick = False, as_json: AsJson = False
+) -> None:
+    """A long prompt among eight streams of the smallest tier's model: the time between their tokens."""
+    from rungway.chaos.bench.starvation import bench_starvation
+
+    source, models_dir = _native_model(config, state)
+    _finish(bench_starvation(source=source, models_dir=models_dir, quick=quick, say=_say), as_json)
+
+
+def _native_model(config: Path, state: Path | None) -> tuple[str, Path]:
+    """(source, where models are) of the first native version of the platform file."""
     platform = load(config, state)
     natives = [version for tier in platform.tiers for version in tier.versions if version.backend == "native"]
     if not natives:
         raise fail("the platform file has no version with a native engine", 2)
-    models_dir = Path(platform.state_dir) / "models"
-    _finish(bench_engine(source=natives[0].model, models_dir=models_dir, quick=quick, say=_say), as_json)
+    return natives[0].model, Path(platform.state_dir) / "models"
 
 
 def _say(line: str) -> None:
