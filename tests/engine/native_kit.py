@@ -91,9 +91,10 @@ def make_core(
     prefix_cache: bool = True,
     hasher: Hasher = chained,
     speculation: Speculation | None = None,
+    dtype: str = "float32",
 ) -> tuple[Core, Scheduler]:
     wish = Sizes(seqs, context, batched, blocks, block_tokens)
-    runner, vocabulary, sizes = module_parts(model, ByteVocabulary(), wish, "float32", torch.device("cpu"), ops)
+    runner, vocabulary, sizes = module_parts(model, ByteVocabulary(), wish, dtype, torch.device("cpu"), ops)
     scheduler = Scheduler(
         BlockPool(blocks, block_tokens, hasher=hasher),
         max_num_seqs=seqs,

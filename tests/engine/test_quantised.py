@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from typing import Any
 
@@ -9,22 +10,28 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from engine.native_kit import ByteVocabulary
-from rungway.engine import int4
+from rungway.engine import assemble, int4
 from rungway.engine.architecture import read_architecture
 from rungway.engine.assemble import Sizes, module_parts
 from rungway.engine.errors import ModelError
-from rungway.engine.formats import FORMATS, Role, four_bits, plain
-from rungway.engine.int4 import CpuInt4Linear, KernelInt4Linear, group_for, int4_works, linear4, quantised
+from rungway.engine.formats import FORMATS, INT8_GPU, Role, four_bits, plain
+from rungway.engine.int4 import CpuInt4Linear, KernelInt4Linear, group_for, linear4, quantised
+from rungway.engine.int8_kernel import KernelInt8Linear
 from rungway.engine.model import Decoder
 from rungway.engine.precision import Maker, candidates
-from rungway.engine.selftest import likeness, probe_ids, read_through
+from rungway.engine.selftest import Likeness, likeness, probe_ids, read_through
+from rungway.engine.smoothing import weight_factors
 from rungway.engine.stored import Int4Weight
+from rungway.engine.weights import DirectoryWeights
 from rungway.settings.schema_tiers import DTYPES
 
 CPU = torch.device("cpu")
-needs_int4 = pytest.mark.skipif(not int4_works(), reason="the 4-bit operator is not usable on this processor")
+needs_int4 = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no 4-bit operator for this processor"
+)
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +115,30 @@ def test_sorted_inputs_are_put_into_the_order_of_the_columns() -> None:
         assert (layer(x) - expected).abs().max() < 0.02 * expected.abs().max()
 
 
+def test_on_a_gpu_eight_bit_weights_go_through_the_kernels_and_activations_stay() -> None:
+    """The registry gives the kernels' formulae on CPU: the wiring is the same."""
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(40, 64), torch.randn(40), torch.randn(3, 64).bfloat16()
+    layer = Maker(INT8_GPU)(Role.DOWN, weight, bias)
+    assert isinstance(layer, KernelInt8Linear)
+    expected = x.float() @ weight.T + bias
+    assert (layer(x) - expected).abs().max() < 0.02 * expected.abs().max()
+    assert layer.add(x, x.new_ones(3, 40)).dtype is torch.bfloat16
+    assert torch.equal(layer(x)[1:2], layer(x[1:2]))
+
+
+def test_groups_that_the_kernel_lacks_are_split_or_refused() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 96)
+    for group, parts in ((96, 3), (48, 6)):
+        weight = quantised(torch.randn(16, 96), group)
+        layer = KernelInt4Linear(weight)
+        assert layer._weight.scales.shape == (16, parts)
+        assert torch.allclose(layer(x).float(), x @ weight.dense().T, atol=0.1)
+    with pytest.raises(RuntimeError, match="groups of 24"):
+        KernelInt4Linear(quantised(torch.randn(16, 96), 24))
+
+
 def test_shapes_that_no_operator_has_stay_plain() -> None:
     assert [group_for(size, 128) for size in (256, 576, 96, 48)] == [128, 64, 32, None]
     assert linear4(quantised(torch.randn(24, 64), 32), None, torch.float32) is None, "rows come in sixteens"
@@ -130,9 +161,71 @@ def test_a_model_in_four_bits_is_near_the_plain_one(model: Any, name: str) -> No
 
 
 @needs_int4
-def test_asked_for_by_name_four_bits_are_obeyed(model: Any) -> None:
+def test_asked_for_by_name_four_bits_are_obeyed_and_what_they_cost_is_said(
+    model: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes = Sizes(4, 64, 32, 16, 4)
-    assert module_parts(model, ByteVocabulary(), sizes, "int4-g128", CPU)[0].precision == "int4-g128"
+    monkeypatch.setattr(assemble, "likeness", lambda *_: Likeness(0.2, 3.0))
+    with caplog.at_level(logging.INFO):
+        assert module_parts(model, ByteVocabulary(), sizes, "int4-g128", CPU)[0].precision == "int4-g128"
+    assert "int4-g128 beside bfloat16: Likeness(agreement=0.2" in caplog.text
+    monkeypatch.setattr(assemble, "plain_fits", lambda *_: False)
+    with caplog.at_level(logging.INFO):
+        assert module_parts(model, ByteVocabulary(), sizes, "int4-g128", CPU)[0].precision == "int4-g128"
+    assert "int4-g128 is taken as asked for, without a test" in caplog.text
+
+
+def test_the_plain_model_is_only_made_first_where_it_fits(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file({"one": torch.zeros(1000)}, tmp_path / "model.safetensors")
+    weights = DirectoryWeights(tmp_path)
+    assert 4000 < weights.nbytes < 5000
+    for pages, fits in ((3, True), (1, False)):
+        monkeypatch.setattr(
+            "os.sysconf", lambda name, pages=pages: {"SC_AVPHYS_PAGES": pages, "SC_PAGE_SIZE": 4096}[name]
+        )
+        assert assemble.plain_fits(weights, CPU) is fits
+
+
+@needs_int4
+def test_channels_that_carry_much_lose_least(model: Any) -> None:
+    """A model whose norms blow up a few channels, as trained ones do."""
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    for name, value in state.items():
+        if name.endswith("layernorm.weight"):
+            value[::16] *= 40.0
+    arch, ids = read_architecture(model.config.to_dict()), probe_ids(ByteVocabulary(), 64)
+    kind, exact = four_bits("int4-g128", CPU), plain(torch.float32)
+    assert kind is not None
+    watch = Maker(exact)
+    watch.watching = True
+    with torch.inference_mode():
+        reference = read_through(Decoder(arch, state.__getitem__, exact, CPU, None, watch), ids)
+        known = {place: layer.seen for place, layer in watch.watched.items()}
+        blind, aware = (
+            likeness(reference, read_through(Decoder(arch, state.__getitem__, kind, CPU, None, Maker(kind, seen)), ids))
+            for seen in (None, known)
+        )
+    assert aware.divergence < 0.9 * blind.divergence
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_a_loud_channel_costs_a_product_less_when_its_column_is_made_larger(group: int) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(64, 256), torch.randn(50, 256)
+    x[:, ::16] *= 20.0
+    by = weight_factors(x.square().sum(0), weight)
+    exact = x @ weight.T
+    blind = (x @ quantised(weight, group).dense().T - exact).square().mean()
+    aware = ((x / by) @ quantised(weight * by, group).dense().T - exact).square().mean()
+    assert aware < 0.7 * blind
+
+
+def test_factors_change_no_product_and_leave_silent_channels_alone() -> None:
+    weight, squares = torch.randn(8, 4), torch.tensor([1.0, 100.0, 0.0, 1.0])
+    by = weight_factors(squares, weight)
+    assert by[1] > by[0] and float(by.log().mean()) == pytest.approx(0.0, abs=1e-5)
+    x = torch.randn(3, 4)
+    assert torch.allclose((x / by) @ (weight * by).T, x @ weight.T, atol=1e-4)
 
 
 def test_four_bits_are_refused_where_nothing_computes_them(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from rungway import contracts
 from rungway.settings import rules
-from rungway.settings.rules import Count, NotNegative, Usd
+from rungway.settings.rules import Count, NotNegative, Positive, Usd
 from rungway.settings.section import Section, refuse
 
 BACKENDS = ("native", "fake")
@@ -113,6 +113,14 @@ class Version(Section):
         default=4096,
         description="Prefix blocks whose keys a replica tells the controller, for placement by locality; 0 = none.",
     )
+    constraint_bytes_max: Count = Field(
+        default=131_072, description="Largest constraint that a replica compiles, bytes; above the gateway's."
+    )
+    constraint_compile_s: Positive = Field(default=5.0, description="Longest time to compile a constraint.")
+    constraints_waiting_max: Count = Field(
+        default=256, description="Requests of a replica that may wait for their constraint at a time."
+    )
+    constraints_cached_max: Count = Field(default=128, description="Compiled constraints that a replica keeps.")
     fake: Fake | None = Field(default=None, description="Behaviour of the fake engine.")
 
     @model_validator(mode="after")

@@ -134,6 +134,7 @@ class Core:
                 drafted_tokens=self._speculation.drafted if self._speculation else 0,
                 accepted_tokens=self._speculation.accepted if self._speculation else 0,
                 draft_length=self._speculation.length if self._speculation else 0,
+                path=getattr(self._runner, "path", ""),
             )
 
     def _refusal(self, work: Work, grammar: Grammar | None) -> str | None:

@@ -105,7 +105,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """Where the engine stands now. `step_ms` and `prefill_tokens_per_s`, `decode_tokens_per_s` are moving averages.
     `drafted_tokens` and `accepted_tokens` count speculative decoding since the start; `draft_length` is the number of drafts
-    that each sequence may have in a step now, 0 where they do not pay."""
+    that each sequence may have in a step now, 0 where they do not pay. `path`: what computes a native engine's steps, and in
+    which numbers: `native int8` = our own CPU kernels, `torch bfloat16` = torch's operations; empty for other engines."""
 
     running: int
     waiting: int
@@ -119,6 +120,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     draft_length: int = 0
+    path: str = ""
 
 
 class PrefixNews(msgspec.Struct, frozen=True, array_like=True):

@@ -46,6 +46,7 @@ def _fake(version: Version) -> Engine:
 
 def _native(version: Version, models_dir: Path) -> Engine:
     # Imported here: torch takes seconds and hundreds of megabytes that a fake replica should not pay.
+    from rungway.engine.compiling import GrammarLimits
     from rungway.engine.engine import NativeEngine
     from rungway.engine.loader import fetch_model
 
@@ -60,6 +61,12 @@ def _native(version: Version, models_dir: Path) -> Engine:
             dtype=version.dtype,
             device=version.device,
             rules=_rules(version),
+            grammar=GrammarLimits(
+                text_bytes_max=version.constraint_bytes_max,
+                timeout_s=version.constraint_compile_s,
+                waiting_max=version.constraints_waiting_max,
+                cached_max=version.constraints_cached_max,
+            ),
         )
     except engine_errors.ModelError as error:
         raise ModelError(f"{version.pool}: {error}") from error
