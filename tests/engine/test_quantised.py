@@ -217,7 +217,7 @@ def test_a_loud_channel_costs_a_product_less_when_its_column_is_made_larger(grou
     exact = x @ weight.T
     blind = (x @ quantised(weight, group).dense().T - exact).square().mean()
     aware = ((x / by) @ quantised(weight * by, group).dense().T - exact).square().mean()
-    assert aware < 0.5 * blind
+    assert aware < 0.7 * blind
 
 
 def test_factors_change_no_product_and_leave_silent_channels_alone() -> None:
