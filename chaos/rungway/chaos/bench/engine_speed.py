@@ -161,15 +161,15 @@ def _alone(bench: _Bench, by: str) -> None:
         )
     judge.judge_prefix(bench.report, [on for on, _ in pairs], [off for _, off in pairs], by)
     uncached.stop()
-    judge.judge_starvation(bench.report, _starved(bench, ours))
+    judge.judge_starvation(bench.report, _starved(bench, ours, by))
     ttft = {name: round(1e3 * median(pair[at].clock for pair in pairs), 1) for at, name in enumerate(("on", "off"))}
     bench.report.control.append({"row": "shared prefix TTFT, ms", **ttft})
 
 
-def _starved(bench: _Bench, ours: Running) -> list[dict[str, float]]:
+def _starved(bench: _Bench, ours: Running, by: str) -> list[dict[str, float]]:
     """Nothing where a machine is too slow or too busy for the longest prompt."""
     try:
-        found = rows.starved(ours, bench.encoder, ours.facts["context"], next(rows.SEEDS))
+        found = rows.starved(ours, bench.encoder, ours.facts["context"], next(rows.SEEDS), by)
     except BenchError as error:
         bench.report.notes.append(f"beside a long prompt: {error}")
         return []
