@@ -12,7 +12,7 @@ from rungway.commands.common import DEFAULT_CONFIG, AsJson, Config, State, emit_
 if TYPE_CHECKING:
     from rungway.chaos.bench.report import Report
 
-app = typer.Typer(no_args_is_help=True, help="Measure: gateway, engine, scheduler, controller, soak.")
+app = typer.Typer(no_args_is_help=True, help="Measure: gateway, engine, starvation, scheduler, controller, soak.")
 Quick = Annotated[bool, typer.Option("--quick", help="Short runs: for a look, not for the record.")]
 Model = Annotated[str | None, typer.Option(help="`model:` source as in a platform file; default: the smallest tier's.")]
 Threads = Annotated[int, typer.Option(min=0, max=256, help="Of each engine; 0 = as `rungway serve` gives one of two.")]
@@ -20,6 +20,7 @@ Threads = Annotated[int, typer.Option(min=0, max=256, help="Of each engine; 0 = 
 BENCHMARKS: dict[str, str] = {
     "gateway": "Requests and streams a second beside LiteLLM's proxy, vllm-router and the upstream alone.",
     "engine": "Tokens a second of our engine beside vLLM, llama.cpp and transformers.",
+    "starvation": "A long prompt arriving among eight decoding streams: their p99 inter-token time.",
     "scheduler": "A step of the engine's scheduler alone, with 1,000 sequences running and 10,000 waiting.",
     "controller": "Decisions a second of the controller's core alone, with 1,000 tenants.",
     "soak": "Minutes of load at 80 %: memory stays flat, nothing stays held.",
@@ -119,6 +120,21 @@ def engine(
         say=_say,
     )
     _finish(report, as_json)
+
+
+@app.command()
+def starvation(
+    config: Config = DEFAULT_CONFIG,
+    state: State = None,
+    model: Model = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """A long prompt among eight streams of a model: the time between their tokens."""
+    from rungway.chaos.bench.starvation import bench_starvation
+
+    source, models_dir = _model(config, state, model)
+    _finish(bench_starvation(source=source, models_dir=models_dir, quick=quick, say=_say), as_json)
 
 
 def _model(config: Path, state: Path | None, chosen: str | None) -> tuple[str, Path]:
