@@ -152,6 +152,12 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     constraint_compile_s: float = 5.0
     constraints_waiting_max: int = 256
     constraints_cached_max: int = 128
+    schedule: str = "fcfs"  # fcfs | lpm
+    long_prefill_tokens: int | None = None
+    kv_watermark: float = 0.01
+    kv_soft_quota: float | None = None
+    tensor_parallel: int = 1
+    tensor_parallel_timeout_s: float = 60.0
 
     @property
     def cache_block_tokens(self) -> int:

@@ -9,7 +9,7 @@ from rungway.engine import errors as engine_errors
 from rungway.engine.fake import FakeEngine
 from rungway.engine.fake_stream import FakeProfile
 from rungway.engine.protocol import Engine
-from rungway.engine.rules import Rules
+from rungway.engine.rules import Rules, Schedule
 from rungway.errors import ModelError
 
 
@@ -37,6 +37,7 @@ def _fake(version: Version) -> Engine:
             fail=spec.fail,
             prefix_cache=spec.prefix_cache,
             prefix_keys_max=version.prefix_keys_max,
+            kv_soft_quota=version.kv_soft_quota,
         )
     except ValueError as error:
         raise ModelError(f"{version.pool}: {error}") from error
@@ -59,6 +60,8 @@ def _native(version: Version, models_dir: Path) -> Engine:
             block_tokens=version.block_tokens,
             dtype=version.dtype,
             device=version.device,
+            ranks=version.tensor_parallel,
+            ranks_timeout_s=version.tensor_parallel_timeout_s,
             rules=_rules(version),
             grammar=GrammarLimits(
                 text_bytes_max=version.constraint_bytes_max,
@@ -72,4 +75,10 @@ def _native(version: Version, models_dir: Path) -> Engine:
 
 
 def _rules(version: Version) -> Rules:
-    return Rules(prefix_keys_max=version.prefix_keys_max)
+    return Rules(
+        schedule=Schedule(version.schedule),
+        long_prefill_tokens=version.long_prefill_tokens,
+        kv_watermark=version.kv_watermark,
+        kv_soft_quota=version.kv_soft_quota,
+        prefix_keys_max=version.prefix_keys_max,
+    )
