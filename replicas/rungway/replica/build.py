@@ -9,7 +9,7 @@ from rungway.engine import errors as engine_errors
 from rungway.engine.fake import FakeEngine
 from rungway.engine.fake_stream import FakeProfile
 from rungway.engine.protocol import Engine
-from rungway.engine.rules import Rules
+from rungway.engine.rules import Rules, Schedule
 from rungway.errors import ModelError
 
 
@@ -37,6 +37,7 @@ def _fake(version: Version) -> Engine:
             fail=spec.fail,
             prefix_cache=spec.prefix_cache,
             prefix_keys_max=version.prefix_keys_max,
+            kv_soft_quota=version.kv_soft_quota,
         )
     except ValueError as error:
         raise ModelError(f"{version.pool}: {error}") from error
@@ -45,6 +46,7 @@ def _fake(version: Version) -> Engine:
 
 def _native(version: Version, models_dir: Path) -> Engine:
     # Imported here: torch takes seconds and hundreds of megabytes that a fake replica should not pay.
+    from rungway.engine.compiling import GrammarLimits
     from rungway.engine.engine import NativeEngine
     from rungway.engine.loader import fetch_model
 
@@ -58,11 +60,25 @@ def _native(version: Version, models_dir: Path) -> Engine:
             block_tokens=version.block_tokens,
             dtype=version.dtype,
             device=version.device,
+            ranks=version.tensor_parallel,
+            ranks_timeout_s=version.tensor_parallel_timeout_s,
             rules=_rules(version),
+            grammar=GrammarLimits(
+                text_bytes_max=version.constraint_bytes_max,
+                timeout_s=version.constraint_compile_s,
+                waiting_max=version.constraints_waiting_max,
+                cached_max=version.constraints_cached_max,
+            ),
         )
     except engine_errors.ModelError as error:
         raise ModelError(f"{version.pool}: {error}") from error
 
 
 def _rules(version: Version) -> Rules:
-    return Rules(prefix_keys_max=version.prefix_keys_max)
+    return Rules(
+        schedule=Schedule(version.schedule),
+        long_prefill_tokens=version.long_prefill_tokens,
+        kv_watermark=version.kv_watermark,
+        kv_soft_quota=version.kv_soft_quota,
+        prefix_keys_max=version.prefix_keys_max,
+    )
