@@ -127,7 +127,7 @@ class Core:
                 decode_tokens_per_s=meter.decode_tokens_per_s,
                 drafted_tokens=self._speculation.drafted if self._speculation else 0,
                 accepted_tokens=self._speculation.accepted if self._speculation else 0,
-                draft_length=self._speculation.length if self._speculation else 0,
+                draft_length=round(self._speculation.length, 2) if self._speculation else 0.0,
             )
 
     def _refusal(self, work: Work) -> str | None:
@@ -201,7 +201,7 @@ class Core:
         said = sum(len(delta.token_ids) for delta in deltas)
         self._meter.stop(prefilled=rows - decoding, decoded=said if rows == decoding else min(said, decoding))
         if self._speculation is not None and rows == decoding:
-            self._speculation.timed(rows)
+            self._speculation.timed(rows, len(deltas))
 
 
 def _decodes(item: Slice) -> bool:

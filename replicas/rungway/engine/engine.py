@@ -19,6 +19,8 @@ from rungway.engine.answer import refused
 from rungway.engine.assemble import Sizes, directory_parts, module_parts, pick_device
 from rungway.engine.blocks import BlockPool
 from rungway.engine.core import Core
+from rungway.engine.drafting import Drafting, make_speculation
+from rungway.engine.drafts import Speculation
 from rungway.engine.protocol import Delta, EngineStats, OnDeltas, Work
 from rungway.engine.runner import Runner
 from rungway.engine.scheduler import Scheduler
@@ -41,6 +43,7 @@ class NativeEngine:
         waiting_max: int = WAITING_MAX,
         prefix_cache: bool = True,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
+        speculation: Speculation | None = None,
     ) -> None:
         self.max_num_seqs = sizes.max_num_seqs
         self.kv_tokens = sizes.kv_tokens
@@ -52,7 +55,13 @@ class NativeEngine:
             prefix_cache=prefix_cache,
         )
         self._core = Core(
-            runner, vocabulary, scheduler, context=sizes.context, waiting_max=waiting_max, clock_ns=clock_ns
+            runner,
+            vocabulary,
+            scheduler,
+            context=sizes.context,
+            waiting_max=waiting_max,
+            clock_ns=clock_ns,
+            speculation=speculation,
         )
         self._inbox: deque[Work | str] = deque()
         self._wake = threading.Condition()
@@ -76,12 +85,15 @@ class NativeEngine:
         dtype: str = "auto",
         device: str = "auto",
         prefix_cache: bool = True,
+        drafting: Drafting | None = None,
     ) -> NativeEngine:
         """Loads a model directory (loader.py). `kv_blocks` None = what `max_num_seqs` full contexts need, within a
         memory bound. `dtype`: auto | float32 | bfloat16; auto takes what computes faster here (see
-        precision.py). Raises ModelError."""
+        precision.py). `drafting` None = no speculative decoding. Raises ModelError."""
         wish = Sizes(max_num_seqs, max_context, max_num_batched_tokens, kv_blocks or 0, block_tokens)
-        return cls(*directory_parts(path, wish, dtype, pick_device(device)), prefix_cache=prefix_cache)
+        parts = directory_parts(path, wish, dtype, pick_device(device))
+        speculation = make_speculation(drafting, *parts[1:], dtype, pick_device(device))
+        return cls(*parts, prefix_cache=prefix_cache, speculation=speculation)
 
     @classmethod
     def from_module(
