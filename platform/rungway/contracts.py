@@ -121,6 +121,7 @@ class FakeSpec(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int = 16
     vocab: str = "words"
     fail: str | None = None
+    prefix_cache: bool = False
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,6 +147,12 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     num_cpus: float = 0.1
     ray_actor_options: dict[str, object] = {}
     fake: FakeSpec | None = None
+    prefix_keys_max: int = 4096
+
+    @property
+    def cache_block_tokens(self) -> int:
+        """Tokens per block of the engine's prefix cache."""
+        return (self.fake or FakeSpec()).block_tokens if self.backend == "fake" else self.block_tokens
 
     @property
     def pool(self) -> str:
@@ -201,6 +208,7 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True):
     inter_token_timeout_s: float = 30.0
     retries_max: int = 2
     flights_max: int = 10_000
+    prefix_keys_max: int = 32
 
 
 class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):

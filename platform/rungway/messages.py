@@ -16,7 +16,7 @@ from __future__ import annotations
 import msgspec
 
 from rungway.contracts import Platform
-from rungway.engine.protocol import Delta, EngineStats, Work
+from rungway.engine.protocol import Delta, EngineStats, PrefixNews, Work
 from rungway.types import Ask, AttemptEnd, Billing, Finish, Grant, Refusal
 
 
@@ -151,12 +151,14 @@ class ReplicaHello(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """Sent every 100 ms. `progress`: (request_id, attempt, output tokens so far) of attempts that moved."""
+    """Sent every 100 ms. `progress`: (request_id, attempt, output tokens so far) of attempts that moved. `prefixes`: what
+    the engine's prefix cache holds, in full after every (re)connect; None from engines that do not say."""
 
     replica_id: str
     stats: EngineStats
     progress: list[tuple[str, int, int]]
     draining: bool = False
+    prefixes: PrefixNews | None = None
 
 
 class AttemptEnded(Message, frozen=True):

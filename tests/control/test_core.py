@@ -7,7 +7,9 @@ import pytest
 
 from control.harness import SECOND, World, tenant
 from rungway.contracts import Budget, Isolation, LadderTerms, Quotas, TenantClass
-from rungway.messages import Directory, FinishAck, Flight, Granted, Peers, Refused
+from rungway.engine.chain import chain_keys
+from rungway.engine.protocol import EngineStats, PrefixNews
+from rungway.messages import Directory, FinishAck, Flight, Granted, Peers, Refused, Report
 from rungway.types import Grant, OfferKind, Risk
 
 
@@ -485,3 +487,21 @@ def test_a_grant_that_came_after_its_client_had_left_holds_no_place() -> None:
         assert (row.outcome, row.output_tokens, row.cost_nusd) == ("client_cancelled", 0, 0)
     world.at_rest()
     world.grant(world.submit("globex"))
+
+
+def test_a_pool_knows_what_each_of_its_replicas_caches_until_the_replica_is_lost() -> None:
+    world = World(tenant("acme"), replicas=("small",))
+    pool = world.cell.pools["small"]
+    (replica_id,) = pool.views
+    keys = chain_keys("acme", list(range(80)), 16)
+
+    def report(news: PrefixNews | None) -> None:
+        world.core.report(Report(replica_id, EngineStats(0, 0, 0, 1000, 1000, 0), [], prefixes=news), world.now)
+
+    report(PrefixNews(True, list(keys[:3]), []))
+    report(None)
+    assert pool.prefixes[replica_id].leading(keys) == 3
+    report(PrefixNews(False, [keys[3]], [keys[1]]))
+    assert pool.prefixes[replica_id].leading(keys) == 1
+    world.lose(replica_id)
+    assert pool.prefixes == {}

@@ -64,6 +64,45 @@ def _mistral(**more: Any) -> Callable[[], Any]:
     return lambda: build(hf.MistralForCausalLM, hf.MistralConfig(**SHAPE, **more))
 
 
+MOE: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 40}
+LATENT: dict[str, Any] = {
+    **{name: value for name, value in SHAPE.items() if name != "num_key_value_heads"},
+    **MOE,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+}
+LATENT_YARN = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}
+
+
+def _mixtral(**more: Any) -> Callable[[], Any]:
+    config = hf.MixtralConfig(**SHAPE, num_local_experts=5, num_experts_per_tok=2, **more)
+    return lambda: build(hf.MixtralForCausalLM, config)
+
+
+def _qwen2_moe(**more: Any) -> Callable[[], Any]:
+    config = hf.Qwen2MoeConfig(**SHAPE, **MOE, num_experts=6, shared_expert_intermediate_size=32, **more)
+    return lambda: build(hf.Qwen2MoeForCausalLM, config)
+
+
+def _qwen3_moe(**more: Any) -> Callable[[], Any]:
+    config = hf.Qwen3MoeConfig(**SHAPE, **MOE, num_experts=6, head_dim=16, **more)
+    return lambda: build(hf.Qwen3MoeForCausalLM, config)
+
+
+def _deepseek_v2(**more: Any) -> Callable[[], Any]:
+    return lambda: build(hf.DeepseekV2ForCausalLM, hf.DeepseekV2Config(**{**LATENT, "n_shared_experts": 2, **more}))
+
+
+def _deepseek_v3(**more: Any) -> Callable[[], Any]:
+    groups = {"n_group": 4, "topk_group": 2, "n_shared_experts": 1}
+    return lambda: build(hf.DeepseekV3ForCausalLM, hf.DeepseekV3Config(**{**LATENT, **groups, **more}))
+
+
 MODELS: dict[str, Callable[[], Any]] = {
     "llama-llama3": _llama(rope_parameters=LLAMA3_ROPE, head_dim=16),
     "llama-linear-biases": _llama(rope_parameters=LINEAR, attention_bias=True, mlp_bias=True),
@@ -76,4 +115,14 @@ MODELS: dict[str, Callable[[], Any]] = {
     "qwen3-tied-yarn": _qwen3(tie_word_embeddings=True, rope_parameters=YARN),
     "gemma3": gemma3,
     "gemma3-capped": lambda: gemma3(final_logit_softcapping=2.0),
+    "mixtral": _mixtral(),
+    "mixtral-window": _mixtral(sliding_window=9),
+    "qwen2-moe": _qwen2_moe(mlp_only_layers=[1]),
+    "qwen3-moe": _qwen3_moe(norm_topk_prob=True, decoder_sparse_step=2),
+    "deepseek-v2": _deepseek_v2(q_lora_rank=None, topk_method="greedy"),
+    "deepseek-v2-groups": _deepseek_v2(
+        q_lora_rank=16, topk_method="group_limited_greedy", n_group=4, topk_group=2, rope_parameters=LATENT_YARN
+    ),
+    "deepseek-v3": _deepseek_v3(q_lora_rank=16, norm_topk_prob=True),
+    "deepseek-v3-halves": _deepseek_v3(q_lora_rank=None, rope_interleave=False, rope_parameters=LATENT_YARN),
 }

@@ -12,10 +12,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from rungway.engine.assemble import Sizes, module_parts
 from rungway.engine.blocks import BlockPool
+from rungway.engine.chain import chained
 from rungway.engine.core import Core
 from rungway.engine.drafts import Speculation
+from rungway.engine.grammar import Grammars
 from rungway.engine.ops import Ops
-from rungway.engine.prefix import Hasher, chained
+from rungway.engine.prefix import Hasher
 from rungway.engine.protocol import Delta, EngineUsage, Sampling, Work
 from rungway.engine.scheduler import Scheduler
 
@@ -41,6 +43,9 @@ class ByteVocabulary:
 
     def token_name(self, token: int) -> bytes:
         return self.token_bytes(token) or b"<end>"
+
+
+GRAMMARS = Grammars(ByteVocabulary())
 
 
 def random_model(family: str) -> Any:
@@ -86,9 +91,10 @@ def make_core(
     prefix_cache: bool = True,
     hasher: Hasher = chained,
     speculation: Speculation | None = None,
+    dtype: str = "float32",
 ) -> tuple[Core, Scheduler]:
     wish = Sizes(seqs, context, batched, blocks, block_tokens)
-    runner, vocabulary, sizes = module_parts(model, ByteVocabulary(), wish, "float32", torch.device("cpu"), ops)
+    runner, vocabulary, sizes = module_parts(model, ByteVocabulary(), wish, dtype, torch.device("cpu"), ops)
     scheduler = Scheduler(
         BlockPool(blocks, block_tokens, hasher=hasher),
         max_num_seqs=seqs,
@@ -164,7 +170,8 @@ def drain(core: Core, heard: Heard | None = None, *, steps_max: int = 5000) -> H
 def run_all(core: Core, works: list[Work]) -> Heard:
     heard = Heard()
     for item in works:
-        heard.take(core.add(item))
+        constraint = item.sampling.constraint
+        heard.take(core.add(item, None if constraint is None else GRAMMARS.compile(constraint)))
     return drain(core, heard)
 
 

@@ -16,8 +16,8 @@ from rungway.engine.ops import KernelOps
 from rungway.engine.precision import plain
 from rungway.engine.selftest import read_through
 
-NEW = 16
-COUNT = 8
+NEW = 12
+COUNT = 6
 
 
 @pytest.fixture(scope="module", params=list(MODELS))
@@ -47,7 +47,7 @@ def test_mixed_batch_with_chunked_prompts(case: tuple[Any, list[list[int]], list
 
 def test_preempted(case: tuple[Any, list[list[int]], list[list[int]]]) -> None:
     model, prompts, expected = case
-    core, scheduler = make_core(model, seqs=5, batched=16, blocks=24, context=96)
+    core, scheduler = make_core(model, seqs=5, batched=16, blocks=18, context=72)
     heard = run_all(core, [work(str(at), prompt, max_tokens=NEW) for at, prompt in enumerate(prompts)])
     assert [heard.tokens(str(at)) for at in range(COUNT)] == expected
     assert scheduler.preemptions > 0
@@ -56,8 +56,8 @@ def test_preempted(case: tuple[Any, list[list[int]], list[list[int]]]) -> None:
 def test_through_the_kernel_registry(case: tuple[Any, list[list[int]], list[list[int]]]) -> None:
     model, prompts, expected = case
     core, _ = make_core(model, seqs=5, batched=16, ops=KernelOps())
-    heard = run_all(core, [work(str(at), prompt, max_tokens=NEW) for at, prompt in enumerate(prompts[:4])])
-    assert [heard.tokens(str(at)) for at in range(4)] == expected[:4]
+    heard = run_all(core, [work(str(at), prompt, max_tokens=NEW) for at, prompt in enumerate(prompts[:3])])
+    assert [heard.tokens(str(at)) for at in range(3)] == expected[:3]
 
 
 def test_probabilities(case: tuple[Any, list[list[int]], list[list[int]]]) -> None:

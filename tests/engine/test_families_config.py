@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers as hf
 
-from engine.family_kit import LINEAR, MODELS, SHAPE, YARN
+from engine.family_kit import LATENT, LINEAR, MODELS, MOE, SHAPE, YARN
 from engine.native_kit import LLAMA3_ROPE
 from rungway.engine.architecture import FAMILIES, read_architecture
 from rungway.engine.errors import ModelError
@@ -17,6 +17,17 @@ from rungway.engine.precision import plain
 
 LLAMA = {**SHAPE, "model_type": "llama", "rms_norm_eps": 1e-6}
 QWEN2 = {**LLAMA, "model_type": "qwen2"}
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+QWEN_MOE = {
+    **LLAMA,
+    **MOE,
+    "model_type": "qwen2_moe",
+    "num_experts": 6,
+    "shared_expert_intermediate_size": 32,
+    "norm_topk_prob": False,
+}
+V2 = {**LLAMA, **LATENT, "model_type": "deepseek_v2", "q_lora_rank": None, "n_shared_experts": 2}
+V3 = {**V2, "model_type": "deepseek_v3", "n_group": 4, "topk_group": 2, "norm_topk_prob": True}
 GEMMA = {**LLAMA, "model_type": "gemma3_text", "query_pre_attn_scalar": 16, "sliding_window": 8}
 
 
@@ -37,6 +48,15 @@ GEMMA = {**LLAMA, "model_type": "gemma3_text", "query_pre_attn_scalar": 16, "sli
             {**QWEN2, "use_sliding_window": True, "max_window_layers": 1, "layer_types": ["chunked_attention"] * 3},
             "attention of type chunked_attention",
         ),
+        ({**MIXTRAL, "num_experts_per_tok": 9}, "choosing 9 experts"),
+        ({**QWEN_MOE, "use_sliding_window": True, "sliding_window": 8}, "does not say in which layers"),
+        ({**QWEN_MOE, "num_experts": None}, "num_local_experts"),
+        ({**V2, "norm_topk_prob": True}, "norm_topk_prob"),
+        ({**V2, "topk_method": "noaux_tc"}, "expert choice 'noaux_tc'"),
+        ({**V2, "moe_layer_freq": 2}, "moe_layer_freq"),
+        ({**V3, "scoring_func": "softmax"}, "expert scores by 'softmax'"),
+        ({**V3, "n_group": 3}, "8 experts in 3 groups"),
+        ({**V3, "topk_group": 1, "num_experts_per_tok": 3}, "choosing 3 experts of 1 groups of 2"),
         ({**GEMMA, "layer_types": ["sliding_attention"]}, "over 1 of 3 layers"),
         ({**GEMMA, "attn_logit_softcapping": 50.0}, "soft-capped"),
         ({**GEMMA, "use_bidirectional_attention": True}, "bidirectional"),

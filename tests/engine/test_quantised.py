@@ -15,8 +15,9 @@ from rungway.engine import int4
 from rungway.engine.architecture import read_architecture
 from rungway.engine.assemble import Sizes, module_parts
 from rungway.engine.errors import ModelError
-from rungway.engine.formats import FORMATS, Role, four_bits, plain
-from rungway.engine.int4 import CpuInt4Linear, KernelInt4Linear, group_for, int4_works, linear4, quantised
+from rungway.engine.formats import FORMATS, INT8_GPU, Role, four_bits, plain
+from rungway.engine.int4 import CpuInt4Linear, KernelInt4Linear, group_for, linear4, quantised
+from rungway.engine.int8_kernel import KernelInt8Linear
 from rungway.engine.model import Decoder
 from rungway.engine.precision import Maker, candidates
 from rungway.engine.selftest import likeness, probe_ids, read_through
@@ -24,7 +25,9 @@ from rungway.engine.stored import Int4Weight
 from rungway.settings.schema_tiers import DTYPES
 
 CPU = torch.device("cpu")
-needs_int4 = pytest.mark.skipif(not int4_works(), reason="the 4-bit operator is not usable on this processor")
+needs_int4 = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no 4-bit operator for this processor"
+)
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +109,30 @@ def test_sorted_inputs_are_put_into_the_order_of_the_columns() -> None:
     expected = x @ weight.dense().T
     for layer in (CpuInt4Linear(weight), KernelInt4Linear(weight)):
         assert (layer(x) - expected).abs().max() < 0.02 * expected.abs().max()
+
+
+def test_on_a_gpu_eight_bit_weights_go_through_the_kernels_and_activations_stay() -> None:
+    """The registry gives the kernels' formulae on CPU: the wiring is the same."""
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(40, 64), torch.randn(40), torch.randn(3, 64).bfloat16()
+    layer = Maker(INT8_GPU)(Role.DOWN, weight, bias)
+    assert isinstance(layer, KernelInt8Linear)
+    expected = x.float() @ weight.T + bias
+    assert (layer(x) - expected).abs().max() < 0.02 * expected.abs().max()
+    assert layer.add(x, x.new_ones(3, 40)).dtype is torch.bfloat16
+    assert torch.equal(layer(x)[1:2], layer(x[1:2]))
+
+
+def test_groups_that_the_kernel_lacks_are_split_or_refused() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 96)
+    for group, parts in ((96, 3), (48, 6)):
+        weight = quantised(torch.randn(16, 96), group)
+        layer = KernelInt4Linear(weight)
+        assert layer._weight.scales.shape == (16, parts)
+        assert torch.allclose(layer(x).float(), x @ weight.dense().T, atol=0.1)
+    with pytest.raises(RuntimeError, match="groups of 24"):
+        KernelInt4Linear(quantised(torch.randn(16, 96), 24))
 
 
 def test_shapes_that_no_operator_has_stay_plain() -> None:

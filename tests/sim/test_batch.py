@@ -6,12 +6,13 @@ from random import Random
 
 import pytest
 
+from rungway.policies.prefixes import HeldPrefixes
 from rungway.simulate import batch as batch_module
 from rungway.simulate.batch import Batch
 from rungway.simulate.cost import PRESETS, CostModel
 from rungway.simulate.job import Job
 from rungway.simulate.loop import Loop
-from rungway.simulate.prefix import PrefixCache
+from rungway.simulate.prefix import PrefixCache, prefix_keys
 
 MS = 1_000_000
 COST = CostModel(weights_ms=10.0, token_ms=0.1)
@@ -142,3 +143,20 @@ def test_the_presets_give_plausible_engines() -> None:
     assert 30 < a10g.step_ms(1, 0) < 50, "13.4 GB over 360 GB/s"
     assert PRESETS["h200-8b"].step_ms(1, 0) < 10
     assert a10g.capacity_tokens_per_s(16, 256, 256) < a10g.capacity_tokens_per_s(32, 256, 256)
+
+
+def test_a_played_cache_tells_what_comes_and_goes() -> None:
+    cache, held = PrefixCache(10), HeldPrefixes()
+    rng = Random(2)
+    for turn in range(200):
+        first = rng.randrange(6) * 100
+        cache.look("ab"[turn % 2], tuple(range(first, first + rng.randint(1, 8))), 9999)
+        news = cache.news(full=turn % 50 == 20)
+        if news is not None:
+            held.apply(news.full, news.added, news.removed)
+        assert len(held) <= 10
+    for share in "ab":
+        for first in range(0, 600, 100):
+            blocks = tuple(range(first, first + 8))
+            hits = held.leading(prefix_keys(share, blocks))
+            assert hits == next((at for at in range(8) if (share, blocks[at]) not in cache._blocks), 8)

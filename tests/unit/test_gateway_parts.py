@@ -11,15 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rungway.clock import NS_PER_S, monotonic_ns
-from rungway.contracts import ChannelSpec, LadderSpec, LadderTerms, RungSpec, Tenant, Tier
+from rungway.contracts import ChannelSpec, GatewaySpec, LadderSpec, LadderTerms, RungSpec, Tenant, Tier
+from rungway.engine.chain import chain_keys, word_ids
 from rungway.engine.errors import PromptError
 from rungway.engine.protocol import Sampling, Work
 from rungway.engine.tokenizer import WordTokenizer
 from rungway.errors import RequestError
-from rungway.gateway.catalogue import Catalogue
+from rungway.gateway.catalogue import Catalogue, Plan
 from rungway.gateway.idempotency import PER_TENANT_MIN, Idempotency
 from rungway.gateway.identify import KeyRing
 from rungway.gateway.links import Links
+from rungway.gateway.prefixes import prefix_keys
 from rungway.gateway.prompts import Lexer, Prompt, Tokenizers
 from rungway.gateway.schema import shown
 from rungway.messages import ReplicaInfo, Start
@@ -255,3 +257,33 @@ def start(request_id: str) -> Start:
 def test_what_is_quoted_from_a_client_is_short_and_printable() -> None:
     assert shown("a\n\u2028b") == "a\\n\\u2028b"
     assert len(shown("x" * 10_000)) < 80
+
+
+def test_the_keys_of_a_prompt_are_those_of_each_tiers_engine_and_of_the_tenant_alone() -> None:
+    text = " ".join(f"word{at}" for at in range(100))
+    catalogue = Catalogue(1, platform())
+    tier = next(iter(catalogue.tiers))
+    (only,) = {v.backend for v in catalogue.tiers[tier].versions}
+    tokenizers = Tokenizers(Path())
+    for each in catalogue.versions.values():
+        tokenizers._loaded[(each.backend, each.model)] = WORDS
+    plan = Plan("m", (tier,), (tier,), False)
+    size = catalogue.tiers[tier].versions[0].cache_block_tokens
+    found = prefix_keys(Prompt(text=text), plan, tokenizers, catalogue, "acme")
+    assert only == "fake" and found == {tier: chain_keys("acme", word_ids(text), size)} and len(found[tier]) == 6
+    assert not set(found[tier]) & set(prefix_keys(Prompt(text=text), plan, tokenizers, catalogue, "other")[tier])
+    ids = list(range(7, 57))
+    assert prefix_keys(Prompt(ids=ids), plan, tokenizers, catalogue, "acme") == {tier: chain_keys("acme", ids, size)}
+    assert prefix_keys(Prompt(text="short"), plan, tokenizers, catalogue, "acme") == {}
+
+
+@pytest.mark.parametrize("bound", [0, 2])
+def test_no_more_keys_are_named_than_the_bound_allows(bound: int) -> None:
+    catalogue = Catalogue(1, platform(gateway=GatewaySpec(prefix_keys_max=bound)))
+    tier = next(iter(catalogue.tiers))
+    tokenizers = Tokenizers(Path())
+    for each in catalogue.versions.values():
+        tokenizers._loaded[(each.backend, each.model)] = WORDS
+    prompt = Prompt(text="word " * 500)
+    found = prefix_keys(prompt, Plan("m", (tier,), (tier,), False), tokenizers, catalogue, "acme")
+    assert [len(keys) for keys in found.values()] == ([bound] if bound else [])

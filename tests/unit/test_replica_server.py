@@ -17,6 +17,7 @@ import pytest
 
 from rungway.channel import Client, Server
 from rungway.contracts import ChannelSpec, FakeSpec, Price, Version
+from rungway.engine.chain import chain_keys, word_ids
 from rungway.engine.fake import FakeEngine
 from rungway.engine.protocol import Delta, Engine, Sampling, Work
 from rungway.errors import ModelError
@@ -32,6 +33,7 @@ from rungway.messages import (
     Start,
     ToController,
 )
+from rungway.policies.prefixes import HeldPrefixes
 from rungway.replica.build import build_engine
 from rungway.replica.ends import Ends
 from rungway.replica.server import ReplicaServer
@@ -79,7 +81,15 @@ def billing(tenant: str = "acme") -> Billing:
 
 def start(request_id: str, text: str = "say something", *, attempt: int = 1, max_tokens: int = 8, n: int = 1) -> Start:
     sampling = Sampling(max_tokens=max_tokens)
-    work = Work(request_id=request_id, attempt=attempt, prompt_ids=[], prompt_text=text, sampling=sampling, sequences=n)
+    work = Work(
+        request_id=request_id,
+        attempt=attempt,
+        prompt_ids=[],
+        prompt_text=text,
+        sampling=sampling,
+        sequences=n,
+        share="acme-share",
+    )
     return Start(work, billing())
 
 
@@ -170,7 +180,7 @@ class Rig:
             engine=engine or build_engine(settings, self.folder),
             replica_id=name,
             version=settings,
-            resolve_controller=self.controller.resolve,
+            resolve_controller=lambda: self.controller.resolve(),
             channel=SPEC,
             state_dir=self.folder,
         )
@@ -239,6 +249,30 @@ async def test_reports_carry_progress_and_stats(rig: Rig) -> None:
     seen = [tokens for report in rig.controller.reports for name, _, tokens in report.progress if name == "r"]
     assert len(seen) >= 2 and seen == sorted(set(seen))
     assert any(report.stats.running == 1 for report in rig.controller.reports)
+
+
+async def test_reports_tell_what_the_prefix_cache_holds_and_a_new_controller_hears_all_of_it(rig: Rig) -> None:
+    server = await rig.replica(fake=FakeSpec(ttft_ms=2, tpot_ms=2, prefix_cache=True))
+    gateway = await rig.gateway(server)
+    words = " ".join(f"w{at}" for at in range(40))
+    gateway.send(start("r1", words))
+    await until(lambda: rig.controller.end_of("r1"))
+    expected = chain_keys("acme-share", word_ids(words), 16)
+
+    def held() -> HeldPrefixes:
+        picture = HeldPrefixes()
+        for report in rig.controller.reports:
+            if report.prefixes is not None:
+                picture.apply(report.prefixes.full, report.prefixes.added, report.prefixes.removed)
+        return picture
+
+    await until(lambda: held().leading(expected) == 2)
+    told = [report.prefixes for report in rig.controller.reports if report.prefixes is not None]
+    assert [news.full for news in told] == [True] + [False] * (len(told) - 1)
+    await rig.controller.server.stop()
+    rig.controller = Controller()
+    await rig.controller.server.start()
+    await until(lambda: held().leading(expected) == 2)
 
 
 async def test_a_duplicate_start_is_ignored_while_running_and_after(rig: Rig) -> None:

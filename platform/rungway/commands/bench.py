@@ -11,12 +11,13 @@ from rungway.commands.common import DEFAULT_CONFIG, AsJson, Config, State, emit_
 if TYPE_CHECKING:
     from rungway.chaos.bench.report import Report
 
-app = typer.Typer(no_args_is_help=True, help="Measure: gateway, engine, controller, soak.")
+app = typer.Typer(no_args_is_help=True, help="Measure: gateway, engine, scheduler, controller, soak.")
 Quick = Annotated[bool, typer.Option("--quick", help="Short runs: for a look, not for the record.")]
 
 BENCHMARKS: dict[str, str] = {
     "gateway": "Requests and streams a second beside LiteLLM's proxy, vllm-router and the upstream alone.",
     "engine": "Decode of the small model beside transformers.generate.",
+    "scheduler": "A step of the engine's scheduler alone, with 1,000 sequences running and 10,000 waiting.",
     "controller": "Decisions a second of the controller's core alone, with 1,000 tenants.",
     "soak": "Minutes of load at 80 %: memory stays flat, nothing stays held.",
 }
@@ -66,6 +67,14 @@ def controller(quick: Quick = False, as_json: AsJson = False) -> None:
     from rungway.chaos.bench.controller import bench_controller
 
     _finish(bench_controller(quick=quick, say=_say), as_json)
+
+
+@app.command()
+def scheduler(quick: Quick = False, as_json: AsJson = False) -> None:
+    """Processor time of one step of the engine's scheduler alone."""
+    from rungway.chaos.bench.scheduler import bench_scheduler
+
+    _finish(bench_scheduler(quick=quick, say=_say), as_json)
 
 
 @app.command()

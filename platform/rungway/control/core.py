@@ -111,7 +111,10 @@ class Core:
         info = self.cell.replicas.get(report.replica_id)
         if info is None:
             return
-        self.cell.pools[info.tier].report(report.replica_id, report.stats, report.draining, now.mono_ns)
+        pool = self.cell.pools[info.tier]
+        pool.report(report.replica_id, report.stats, report.draining, now.mono_ns)
+        if report.prefixes is not None and (held := pool.prefixes.get(report.replica_id)) is not None:
+            held.apply(report.prefixes.full, report.prefixes.added, report.prefixes.removed)
         for request_id, attempt, emitted in report.progress:
             settle.progress(self.cell, request_id, attempt, emitted, now)
 

@@ -23,6 +23,7 @@ from rungway.policies.fairness import FairQueue
 from rungway.policies.ladder import LadderState
 from rungway.policies.offers import TierView
 from rungway.policies.placement import ReplicaView, choose
+from rungway.policies.prefixes import HeldPrefixes
 
 SIDES = ("over", "within")
 Scope = tuple[str, str]  # (tenant class, side)
@@ -56,6 +57,7 @@ class Pool:
         "kv_use",
         "name",
         "prefill_rate",
+        "prefixes",
         "pressures",
         "queue",
         "queued_bands",
@@ -78,6 +80,7 @@ class Pool:
         self.queued_bands = [0 for _ in CLASS_ORDER]
         self.views: dict[str, ReplicaView] = {}
         self.stats: dict[str, EngineStats] = {}
+        self.prefixes: dict[str, HeldPrefixes] = {}
         self.breakers: dict[str, Breaker] = {}
         self.drain = DrainRate()
         self.drains = [DrainRate() for _ in CLASS_ORDER]  # of each band
@@ -99,6 +102,7 @@ class Pool:
         if view is None:
             view = ReplicaView(info.replica_id, info.tier, info.version, info.max_num_seqs, info.kv_tokens)
             self.views[info.replica_id] = view
+            self.prefixes[info.replica_id] = HeldPrefixes()
             self.breakers[info.replica_id] = Breaker(self.spec.breaker_failures, self.spec.breaker_open_s)
         view.reported_ns = now_ns
         view.draining = info.state == "draining"
@@ -108,6 +112,7 @@ class Pool:
     def drop(self, replica_id: str) -> None:
         self.views.pop(replica_id, None)
         self.stats.pop(replica_id, None)
+        self.prefixes.pop(replica_id, None)
         self.breakers.pop(replica_id, None)
 
     def report(self, replica_id: str, stats: EngineStats, draining: bool, now_ns: int) -> None:

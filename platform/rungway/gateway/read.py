@@ -14,6 +14,7 @@ from rungway.gateway.call import Call
 from rungway.gateway.catalogue import Catalogue, Plan
 from rungway.gateway.directives import Directives, read_directives
 from rungway.gateway.identify import Caller
+from rungway.gateway.prefixes import prefix_keys
 from rungway.gateway.prompts import Prompt, measure
 from rungway.gateway.schema import ChatBody, CompletionBody, Message, bad, decode_chat, decode_completion, shown
 from rungway.outcomes import Code
@@ -91,6 +92,7 @@ async def read(call: Call, caller: Caller, catalogue: Catalogue) -> Reading:
         best_of=best_of,
         deadline_ms=directives.deadline_ms,
         session=directives.session,
+        prefix_keys=prefix_keys(prompt, plan, tokenizers, catalogue, caller.tenant.name),
         features=features(prompt.written, turns=prompt.turns, max_tokens=bound),
     )
     return Reading(

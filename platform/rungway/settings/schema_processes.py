@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field, model_validator
 
 from rungway import contracts
+from rungway.settings import rules
 from rungway.settings.rules import Count, CountOrZero, Positive, Share
 from rungway.settings.section import Section, refuse
 
@@ -36,6 +39,10 @@ class Gateway(Section):
     )
     retries_max: CountOrZero = Field(default=_GATEWAY.retries_max, description="Attempts after the first.")
     flights_max: Count = Field(default=_GATEWAY.flights_max, description="Requests that one gateway holds at a time.")
+    prefix_keys_max: Annotated[int, rules.whole(0, 64)] = Field(
+        default=_GATEWAY.prefix_keys_max,
+        description="Leading prompt blocks that a gateway names to the controller, for placement by locality; 0 = none.",
+    )
 
 
 _SHARES = _CONTROLLER.class_shares

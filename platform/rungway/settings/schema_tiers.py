@@ -56,6 +56,10 @@ class Fake(Section):
     fail: Annotated[str | None, rules.text("text or null", null_ok=True)] = Field(
         default=None, description="A failure that every request meets; null = none."
     )
+    prefix_cache: rules.Flag = Field(
+        default=_FAKE.prefix_cache,
+        description="Whether prompts that begin alike share blocks and prefill time, as in the native engine; a word is a token.",
+    )
 
 
 class Version(Section):
@@ -89,6 +93,10 @@ class Version(Section):
     num_cpus: NotNegative = Field(default=0.1, description="CPUs that Ray reserves for a replica.")
     ray_actor_options: Annotated[dict[str, Any], rules.plain_mapping()] = Field(
         default_factory=dict, description="More options for Ray, passed on as they are."
+    )
+    prefix_keys_max: Annotated[int, rules.whole(0, 65_536)] = Field(
+        default=4096,
+        description="Prefix blocks whose keys a replica tells the controller, for placement by locality; 0 = none.",
     )
     fake: Fake | None = Field(default=None, description="Behaviour of the fake engine.")
 

@@ -68,7 +68,7 @@ class Batch:
         self._step_ns = 0
         self._stopping = False
         self._spent: dict[str, float] = {}  # prompt tokens computed / weight, per tenant
-        self._prefixes = PrefixCache(cache_blocks)
+        self.prefixes = PrefixCache(cache_blocks)
 
     # -- orders -----------------------------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class Batch:
                 return
             heappop(waiting)
             self._reserved += size
-            job.cached = self._prefixes.look(job.share, job.blocks, job.prompt)
+            job.cached = self.prefixes.look(job.share, job.blocks, job.prompt)
             job.state, job.left = "prefill", max(1, job.prompt + job.resumed - job.cached)
             self._prefill.append(job)
 

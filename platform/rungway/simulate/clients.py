@@ -11,6 +11,7 @@ from rungway.outcomes import Outcome
 from rungway.simulate.flight import Flight
 from rungway.simulate.gateway import SimGateway
 from rungway.simulate.loop import Loop
+from rungway.simulate.prefix import prefix_keys
 from rungway.simulate.workload import Arrival
 from rungway.types import Ask
 
@@ -125,6 +126,9 @@ class Clients:
             action=arrival.action,
             deadline_ms=arrival.deadline_ms,
             session=arrival.session,
+            prefix_keys=dict.fromkeys(self._names, prefix_keys(arrival.tenant, arrival.blocks))
+            if arrival.blocks
+            else {},
         )
 
     # -- ends -------------------------------------------------------------------------------------------------

@@ -79,6 +79,7 @@ class SimReplica:
         )
         self.info = ReplicaInfo(name, name, version.tier, version.name, version.max_num_seqs, kv_tokens)
         self.link: Link | None = None
+        self._all_prefixes = True  # this controller has heard of none
         self.owed: dict[tuple[str, int], tuple[AttemptEnd, int]] = {}
         for end in owed or []:
             self.owed[(end.request_id, end.attempt)] = (end, -RESEND_NS)
@@ -93,7 +94,7 @@ class SimReplica:
 
     def up(self, link: Link) -> None:
         """To the controller: hello, and everything that is owed."""
-        self.link = link
+        self.link, self._all_prefixes = link, True
         running = [(open_.job.request_id, open_.job.attempt) for open_ in self._open.values()]
         link.send(self, ReplicaHello(self.info, running))
         for end, _ in self.owed.values():
@@ -197,7 +198,9 @@ class SimReplica:
             if emitted > open_.reported:
                 open_.reported = emitted
                 progress.append((job.request_id, job.attempt, emitted))
-        self.link.send(self, Report(self.name, self.stats(), progress))
+        prefixes = self.batch.prefixes.news(full=self._all_prefixes)
+        self._all_prefixes = False
+        self.link.send(self, Report(self.name, self.stats(), progress, prefixes=prefixes))
         for key, (end, sent_ns) in list(self.owed.items()):
             if self.loop.now_ns - sent_ns >= RESEND_NS:
                 self.owed[key] = (end, self.loop.now_ns)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rungway.engine.detokenize import Detokenizer
+from rungway.engine.guide import Guide
 from rungway.engine.protocol import Delta, EngineUsage, TokenLogprob, Work
 from rungway.engine.sampler import Sampled
 from rungway.engine.sequence import Sequence
 from rungway.engine.tokenizer import Vocabulary
 from rungway.engine.validate import SEQUENCES_MAX
+
+DEAD_END = "dead_end: no token may follow under the request's constraint"
 
 
 class Said(NamedTuple):
@@ -23,22 +26,27 @@ class Said(NamedTuple):
 
 
 class Answer:
-    """The text of one sequence so far. `tokens` of the sequence grow only here."""
+    """The text of one sequence so far. `tokens` of the sequence grow only here. `guide` holds what may come next, None =
+    anything; it moves with the tokens."""
 
-    __slots__ = ("_seq", "_vocabulary", "cum_logprob", "detokenizer")
+    __slots__ = ("_seq", "_vocabulary", "cum_logprob", "detokenizer", "guide")
 
-    def __init__(self, seq: Sequence, vocabulary: Vocabulary) -> None:
+    def __init__(self, seq: Sequence, vocabulary: Vocabulary, guide: Guide | None) -> None:
         self._seq = seq
         self._vocabulary = vocabulary
+        self.guide = guide
         self.detokenizer = Detokenizer(vocabulary, seq.group.work.sampling.stop)
         self.cum_logprob = 0.0
 
-    def resume(self) -> str | None:
-        """Feeds in and drops what earlier attempts emitted; tells the finish where that was all."""
+    def resume(self) -> Said | None:
+        """Feeds in and drops what earlier attempts emitted; tells the end where that was all."""
         resumed = self._seq.tokens[len(self._seq.group.work.prompt_ids) :]
         for token in resumed:
             self.detokenizer.push(token)
-        return self._finish(resumed[-1]) if resumed else None
+            if self.guide is not None and not self.guide.accept(token):
+                return Said([], "", None, "error", DEAD_END)
+        finish = self._finish(resumed[-1]) if resumed else None
+        return None if finish is None else Said([], "", None, finish)
 
     def take(self, run: list[Sampled]) -> Said:
         """Takes over the tokens of a run up to the one that ends the sequence; later ones were never said."""
@@ -49,6 +57,11 @@ class Answer:
         for got in run:
             if got.token is None:
                 finish, error = "error", "the model gave no finite distribution"
+                if self.guide is not None and not self.guide.mask().any():
+                    error = DEAD_END
+                break
+            if self.guide is not None and not self.guide.accept(got.token):
+                finish, error = "error", DEAD_END
                 break
             self._seq.tokens.append(got.token)
             self._seq.group.sampled += 1
@@ -81,6 +94,8 @@ class Answer:
         ask = self._seq.group.work.sampling
         if self.detokenizer.stopped or (token in self._vocabulary.eos_ids and not ask.ignore_eos):
             return "stop"
+        if self.guide is not None and self.guide.complete:
+            return "stop"
         return "length" if len(self._seq.tokens) >= self._seq.limit else None
 
     def _logprob(self, got: Sampled) -> TokenLogprob:
@@ -90,8 +105,8 @@ class Answer:
         return TokenLogprob(name(got.token).decode("utf-8", "replace"), name(got.token), got.logprob, top)
 
 
-def refused(work: Work, why: str) -> list[Delta]:
-    """The end of a request that never ran; nothing was computed, so nothing is billed."""
+def refused(work: Work, why: str | None) -> list[Delta]:
+    """The end of a request that never ran, cancelled where there is no `why`; nothing was computed, so nothing is billed."""
     count = work.sequences if 1 <= work.sequences <= SEQUENCES_MAX else 1
     return [
         Delta(
@@ -100,7 +115,7 @@ def refused(work: Work, why: str) -> list[Delta]:
             index=index,
             text="",
             token_ids=[],
-            finish="error",
+            finish="cancelled" if why is None else "error",
             error=why,
             usage=EngineUsage(0, 0, 0) if index == count - 1 else None,
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rungway.engine.errors import ModelError
-from rungway.engine.families import dense
+from rungway.engine.families import deepseek, dense, sparse
 from rungway.engine.families.spec import Architecture
 
 __all__ = ["FAMILIES", "Architecture", "read_architecture"]
@@ -18,6 +18,11 @@ FAMILIES: dict[str, Callable[[dict[str, Any]], Architecture]] = {
     "qwen2": dense.qwen2,
     "qwen3": dense.qwen3,
     "gemma3_text": dense.gemma3,
+    "mixtral": sparse.mixtral,
+    "qwen2_moe": sparse.qwen2_moe,
+    "qwen3_moe": sparse.qwen3_moe,
+    "deepseek_v2": deepseek.deepseek_v2,
+    "deepseek_v3": deepseek.deepseek_v3,
 }
 
 

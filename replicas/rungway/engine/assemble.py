@@ -10,14 +10,16 @@ from typing import Any
 import torch
 
 from rungway.engine.architecture import Architecture, read_architecture
+from rungway.engine.checkpoint import open_weights
 from rungway.engine.errors import ModelError
 from rungway.engine.model import Decoder, Weights
 from rungway.engine.ops import Ops
-from rungway.engine.precision import Maker, candidates
+from rungway.engine.precision import Maker, Precision, candidates
 from rungway.engine.runner import TorchRunner
 from rungway.engine.selftest import likeness, probe_ids, read_through
+from rungway.engine.stored import StoredWeights
 from rungway.engine.tokenizer import HfTokenizer, Vocabulary
-from rungway.engine.weights import DirectoryWeights, read_config
+from rungway.engine.weights import read_config
 
 CPU_KV_BYTES_MAX = 2 << 30
 GPU_KV_SHARE_MAX = 0.8  # of the memory that is free once the weights are loaded
@@ -55,9 +57,10 @@ def pick_device(name: str) -> torch.device:
 
 def directory_parts(path: Path, wish: Sizes, dtype: str, device: torch.device) -> tuple[TorchRunner, Vocabulary, Sizes]:
     """What NativeEngine is made of, for a model directory. Raises ModelError."""
-    arch = read_architecture(read_config(path))
+    config = read_config(path)
+    arch = read_architecture(config)
     vocabulary = HfTokenizer(path)
-    model = _model(arch, DirectoryWeights(path), vocabulary, dtype, device)
+    model = _model(arch, open_weights(path, config), vocabulary, dtype, device)
     runner, sizes = _runner(model, wish)
     return runner, vocabulary, sizes
 
@@ -84,7 +87,9 @@ def _model(
 ) -> Decoder:
     """The model in the fastest numbers that are good enough. One in fewer bits has to agree with the plain one, which is
     gone from memory before the other is made."""
-    *fewer_bits, last = candidates(dtype, arch, device)
+    form = weights.form if isinstance(weights, StoredWeights) else None
+    *fewer_bits, last = candidates(dtype, arch, device, form)
+    _say(dtype, form, last)
     if fewer_bits:
         ids = probe_ids(vocabulary, arch.context)
         watch = Maker(last)
@@ -102,6 +107,14 @@ def _model(
     return Decoder(arch, weights, last, device, ops)
 
 
+def _say(dtype: str, form: str | None, last: Precision) -> None:
+    """What an operator should know of how the weights are taken, beyond the name of the precision."""
+    if form is not None and not last.stored:
+        _log.info("the checkpoint is quantised; its weights are dequantised at load, dtype %s", dtype)
+    if last.int8 or last.int4:
+        _log.info("dtype %s is taken as asked for, without a test of its answers", last.name)
+
+
 @torch.inference_mode()
 def _runner(model: Decoder, wish: Sizes) -> tuple[TorchRunner, Sizes]:
     sizes = _fit(wish, model.arch, model)
@@ -112,6 +125,7 @@ def _runner(model: Decoder, wish: Sizes) -> tuple[TorchRunner, Sizes]:
         block_tokens=sizes.block_tokens,
         blocks_per_row=-(-sizes.context // sizes.block_tokens),
     )
+    _log.info("steps are computed by: %s, %d threads", runner.path, torch.get_num_threads())
     return runner, sizes
 
 

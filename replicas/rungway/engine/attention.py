@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from rungway.engine.native_step import AttentionParts
 from rungway.engine.ops import Ops, PlainOps, Span, gathered
 from rungway.engine.parts import Builder, Pass
 from rungway.engine.precision import Role
@@ -45,6 +46,10 @@ class GroupedAttention:
             heads.copy_(F.rms_norm(heads.float(), (arch.head_dim,), None, arch.norm_eps) * self._head_norms)
         queries = ops.place(qkv, arch.heads, view.angles, stored, step.slots)
         return self._out(attend(self._span_ops, queries, stored, view.spans), x)
+
+    def parts(self) -> AttentionParts:
+        """What a step in one call is made of (native_step.py)."""
+        return AttentionParts(self._norm, self._head_norms, self._qkv, self._out.plain)
 
     def _read_head_norms(self, build: Builder, prefix: str) -> torch.Tensor:
         """[heads + kv_heads, head_dim] in float32; the scale of the scores is in the queries'."""

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from rungway.engine.prefix import Hasher, PrefixIndex, chained
+from rungway.engine.chain import chained
+from rungway.engine.prefix import Hasher, PrefixIndex
+from rungway.engine.published import Published
 
 NULL_BLOCK = 0
 
@@ -19,11 +21,13 @@ NULL_BLOCK = 0
 class BlockPool:
     """`total` usable blocks, numbered 1..total. Freed blocks are reused newest first (they are warm in the caches)."""
 
-    def __init__(self, total: int, block_tokens: int, *, hasher: Hasher = chained) -> None:
+    def __init__(
+        self, total: int, block_tokens: int, *, hasher: Hasher = chained, published: Published | None = None
+    ) -> None:
         assert total > 0 and block_tokens > 0
         self.total = total
         self.block_tokens = block_tokens
-        self.known = PrefixIndex(block_tokens, hasher)
+        self.known = PrefixIndex(block_tokens, hasher, published)
         self._refs = [0] * (total + 1)
         self._free = list(range(total, 0, -1))
         self._idle: dict[int, None] = {}  # known and held by nobody, least recently used first

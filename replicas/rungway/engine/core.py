@@ -13,8 +13,9 @@ from collections.abc import Callable
 from rungway.engine import verify
 from rungway.engine.answer import Answer, Said, refused
 from rungway.engine.drafts import Speculation
+from rungway.engine.grammar import Grammar
 from rungway.engine.meter import Meter
-from rungway.engine.protocol import Delta, EngineStats, EngineUsage, Work
+from rungway.engine.protocol import Delta, EngineStats, EngineUsage, PrefixNews, Work
 from rungway.engine.runner import Runner, Step
 from rungway.engine.sampler import Row, Sampled, sample
 from rungway.engine.scheduler import Scheduler, Slice
@@ -24,7 +25,7 @@ from rungway.engine.validate import problem
 
 
 class Core:
-    """Single-threaded, except `check` and `stats`, which any thread may call."""
+    """Single-threaded, except `check`, `stats` and `prefix_news`, which any thread may call."""
 
     def __init__(
         self,
@@ -54,9 +55,10 @@ class Core:
     def busy(self) -> bool:
         return bool(self._scheduler.groups)
 
-    def add(self, work: Work) -> list[Delta]:
-        """Takes a request. Returns its end at once where it cannot run or was complete already."""
-        why = self._refusal(work)
+    def add(self, work: Work, grammar: Grammar | None = None) -> list[Delta]:
+        """Takes a request, with its constraint compiled. Returns its end at once where it cannot run or was complete
+        already."""
+        why = self._refusal(work, grammar)
         if why is not None:
             return refused(work, why)
         group = Group(work)
@@ -64,7 +66,7 @@ class Core:
         self._seeds[work.request_id] = secrets.randbits(62) if work.sampling.seed is None else work.sampling.seed
         with self._lock:
             self._scheduler.add(group, limit)
-            return [delta for seq in group.members if (delta := self._resume(seq)) is not None]
+            return [delta for seq in group.members if (delta := self._resume(seq, grammar)) is not None]
 
     def cancel(self, request_id: str) -> list[Delta]:
         """Ends all sequences of a request; nothing for an unknown one."""
@@ -89,7 +91,7 @@ class Core:
         try:
             step = self._draft(step)
             done = self._runner.run(step)
-            rows = [row for seq in done.sequences for row in verify.rows(self._row(seq), seq.drafts)]
+            rows = [row for seq in done.sequences for row in self._rows(seq)]
             sampled = sample(done.logits, rows) if rows else []
         except RuntimeError as error:
             why = f"engine failure: {error}"
@@ -111,6 +113,10 @@ class Core:
                 problems.append("a seed is kept for a request that has ended, or missing")
         return problems
 
+    def prefix_news(self, *, full: bool) -> PrefixNews:
+        with self._lock:
+            return self._scheduler.pool.known.published.news(full=full)
+
     def stats(self) -> EngineStats:
         with self._lock:
             pool = self._scheduler.pool
@@ -128,20 +134,24 @@ class Core:
                 drafted_tokens=self._speculation.drafted if self._speculation else 0,
                 accepted_tokens=self._speculation.accepted if self._speculation else 0,
                 draft_length=round(self._speculation.length, 2) if self._speculation else 0.0,
+                path=getattr(self._runner, "path", ""),
             )
 
-    def _refusal(self, work: Work) -> str | None:
+    def _refusal(self, work: Work, grammar: Grammar | None) -> str | None:
+        if (work.sampling.constraint is None) != (grammar is None):
+            return "the request's constraint was not compiled"
         if work.request_id in self._scheduler.groups:
             return f"request id {work.request_id} is in use"
         if len(self._answers) - len(self._scheduler.running) >= self._waiting_max:
             return "the engine's queue is full"
         return problem(work, vocab_size=self._vocabulary.vocab_size, context=self._context)
 
-    def _resume(self, seq: Sequence) -> Delta | None:
+    def _resume(self, seq: Sequence, grammar: Grammar | None) -> Delta | None:
         """Prepares the text state. May find the end already."""
-        answer = self._answers[seq] = Answer(seq, self._vocabulary)
-        finish = answer.resume()
-        return None if finish is None else self._end(seq, finish)
+        guide = None if grammar is None else grammar.guide()
+        answer = self._answers[seq] = Answer(seq, self._vocabulary, guide)
+        said = answer.resume()
+        return None if said is None else self._close(seq, said)
 
     def _draft(self, step: list[Slice]) -> list[Slice]:
         """The step with drafts, as far as there is room for them."""
@@ -158,6 +168,9 @@ class Core:
         prompt = len(work.prompt_ids)
         seed = self._seeds[work.request_id]
         return Row(work.sampling, seq.tokens, prompt, seed, seq.index, len(seq.tokens) - prompt)
+
+    def _rows(self, seq: Sequence) -> list[Row]:
+        return verify.rows(self._row(seq), seq.drafts, self._answers[seq].guide)
 
     def _advance(self, step: list[Slice], done: Step, sampled: list[Sampled]) -> list[Delta]:
         """Keeps what was verified, first in the texts, then in the scheduler's books, and ends what is finished."""

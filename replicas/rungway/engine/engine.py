@@ -13,15 +13,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from rungway.engine.answer import refused
 from rungway.engine.assemble import Sizes, directory_parts, module_parts, pick_device
 from rungway.engine.blocks import BlockPool
+from rungway.engine.compiling import Compiling, GrammarLimits
 from rungway.engine.core import Core
 from rungway.engine.drafting import Drafting, make_speculation
 from rungway.engine.drafts import Speculation
-from rungway.engine.protocol import Delta, EngineStats, OnDeltas, Work
+from rungway.engine.grammar import Grammar
+from rungway.engine.protocol import Delta, EngineStats, OnDeltas, PrefixNews, Work
+from rungway.engine.published import Published
+from rungway.engine.rules import DEFAULT_RULES, Rules
 from rungway.engine.runner import Runner
 from rungway.engine.scheduler import Scheduler
 from rungway.engine.tokenizer import Vocabulary
@@ -29,6 +35,11 @@ from rungway.engine.tokenizer import Vocabulary
 DELIVERIES_MAX = 64
 WAITING_MAX = 4096
 _WAKE_S = 0.5  # the worker looks at its stop flag at least this often
+
+
+class _Order(NamedTuple):
+    work: Work
+    grammar: Grammar | None
 
 
 class NativeEngine:
@@ -42,6 +53,8 @@ class NativeEngine:
         *,
         waiting_max: int = WAITING_MAX,
         prefix_cache: bool = True,
+        rules: Rules = DEFAULT_RULES,
+        grammar: GrammarLimits | None = None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
         speculation: Speculation | None = None,
     ) -> None:
@@ -49,7 +62,7 @@ class NativeEngine:
         self.kv_tokens = sizes.kv_tokens
         self.context = sizes.context
         scheduler = Scheduler(
-            BlockPool(sizes.kv_blocks, sizes.block_tokens),
+            BlockPool(sizes.kv_blocks, sizes.block_tokens, published=Published(rules.prefix_keys_max)),
             max_num_seqs=sizes.max_num_seqs,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             prefix_cache=prefix_cache,
@@ -63,7 +76,8 @@ class NativeEngine:
             clock_ns=clock_ns,
             speculation=speculation,
         )
-        self._inbox: deque[Work | str] = deque()
+        self._compiling = Compiling(vocabulary, grammar or GrammarLimits(), self._post, self._refuse)
+        self._inbox: deque[_Order | str] = deque()
         self._wake = threading.Condition()
         self._deliveries = threading.BoundedSemaphore(DELIVERIES_MAX)
         self._stopping = False
@@ -85,6 +99,8 @@ class NativeEngine:
         dtype: str = "auto",
         device: str = "auto",
         prefix_cache: bool = True,
+        rules: Rules = DEFAULT_RULES,
+        grammar: GrammarLimits | None = None,
         drafting: Drafting | None = None,
     ) -> NativeEngine:
         """Loads a model directory (loader.py). `kv_blocks` None = what `max_num_seqs` full contexts need, within a
@@ -93,7 +109,7 @@ class NativeEngine:
         wish = Sizes(max_num_seqs, max_context, max_num_batched_tokens, kv_blocks or 0, block_tokens)
         parts = directory_parts(path, wish, dtype, pick_device(device))
         speculation = make_speculation(drafting, *parts[1:], dtype, pick_device(device))
-        return cls(*parts, prefix_cache=prefix_cache, speculation=speculation)
+        return cls(*parts, prefix_cache=prefix_cache, rules=rules, grammar=grammar, speculation=speculation)
 
     @classmethod
     def from_module(
@@ -109,26 +125,42 @@ class NativeEngine:
         dtype: str = "float32",
         device: str = "cpu",
         prefix_cache: bool = True,
+        rules: Rules = DEFAULT_RULES,
+        grammar: GrammarLimits | None = None,
     ) -> NativeEngine:
         """From a transformers causal language model in memory: its `config` and its tensors are read, not its code."""
         wish = Sizes(max_num_seqs, max_context, max_num_batched_tokens, kv_blocks or 0, block_tokens)
-        return cls(*module_parts(module, vocabulary, wish, dtype, pick_device(device)), prefix_cache=prefix_cache)
+        parts = module_parts(module, vocabulary, wish, dtype, pick_device(device))
+        return cls(*parts, prefix_cache=prefix_cache, rules=rules, grammar=grammar)
 
     async def start(self, on_deltas: OnDeltas) -> None:
         assert self._thread is None, "an engine starts once"
         self._loop = asyncio.get_running_loop()
         self._on_deltas = on_deltas
+        await asyncio.to_thread(self._compiling.warm)
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
 
     def submit(self, work: Work) -> None:
-        self._post(work)
+        """A work with a constraint waits beside the step loop until that is compiled."""
+        if work.sampling.constraint is None or self._stopping:
+            self._post(work)
+        else:
+            self._compiling.submit(work)
 
     def cancel(self, request_id: str) -> None:
-        self._post(request_id)
+        work = self._compiling.cancel(request_id)
+        if work is not None:
+            self._refuse(work, None)
+        else:
+            self._post(request_id)
 
     def stats(self) -> EngineStats:
-        return self._core.stats()
+        stats = self._core.stats()
+        return msgspec.structs.replace(stats, waiting=stats.waiting + len(self._compiling))
+
+    def prefix_news(self, *, full: bool) -> PrefixNews:
+        return self._core.prefix_news(full=full)
 
     def check(self) -> list[str]:
         problems = self._core.check()
@@ -140,6 +172,8 @@ class NativeEngine:
         """Cancels what still runs, delivers the last deltas and ends the thread. A second call does nothing."""
         if self._thread is None or self._stopping:
             return
+        for work in self._compiling.stop():
+            self._refuse(work, None)
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -147,15 +181,19 @@ class NativeEngine:
             await asyncio.to_thread(self._thread.join, _WAKE_S)
         await asyncio.sleep(0)  # the last delivery was queued before the thread ended
 
-    def _post(self, item: Work | str) -> None:
+    def _post(self, item: Work | str, grammar: Grammar | None = None) -> None:
+        order = item if isinstance(item, str) else _Order(item, grammar)
         with self._wake:
             if self._failure is None:
-                self._inbox.append(item)
+                self._inbox.append(order)
                 self._wake.notify()
                 return
         if isinstance(item, Work):
-            assert self._loop is not None and self._on_deltas is not None
-            self._loop.call_soon(self._on_deltas, refused(item, self._failure))
+            self._refuse(item, self._failure)
+
+    def _refuse(self, work: Work, why: str | None) -> None:
+        assert self._loop is not None and self._on_deltas is not None
+        self._loop.call_soon(self._on_deltas, refused(work, why))
 
     def _work(self) -> None:
         """The worker thread. Whatever ends it, every request gets its last delta first; what a failure ends is an error,
@@ -174,7 +212,7 @@ class NativeEngine:
             left, self._inbox = self._inbox, deque()
         ends = self._core.end_all(failure)
         told = {delta.request_id for delta in ends}
-        unseen = [item for item in left if isinstance(item, Work) and item.request_id not in told]
+        unseen = [item.work for item in left if isinstance(item, _Order) and item.work.request_id not in told]
         return ends + [delta for work in unseen for delta in refused(work, failure)]
 
     def _steps(self) -> None:
@@ -193,7 +231,7 @@ class NativeEngine:
         deltas: list[Delta] = []
         while self._inbox:
             item = self._inbox[0]  # stays there until it is dealt with, for `_last_words`
-            deltas += self._core.cancel(item) if isinstance(item, str) else self._core.add(item)
+            deltas += self._core.cancel(item) if isinstance(item, str) else self._core.add(item.work, item.grammar)
             self._inbox.popleft()
         return deltas
 

@@ -14,6 +14,7 @@ from rungway.engine.sequence import Sequence
 
 INPUT_COST, OUTPUT_COST = 1.0, 2.0
 SHARES_MAX = 4096  # counters kept for shares that are idle
+_FEW = 64
 _NOTHING = 1e-6  # of a token
 
 
@@ -26,6 +27,7 @@ class FairQueue:
         self._owed: dict[str, float] = {}
         self._floor = 0.0
         self._size = 0
+        self._forget_above = _FEW
 
     def __len__(self) -> int:
         return self._size
@@ -61,8 +63,13 @@ class FairQueue:
         if not self._bands:
             return None
         band = self._bands[min(self._bands)]
-        share = min(band, key=lambda name: (self.got(name), band[name][0].arrival))
-        return band[share][0]
+        spent, owed, floor = self._spent, self._owed, self._floor
+        best: tuple[float, int] | None = None
+        for share, line in band.items():
+            got = spent.get(share, floor) + owed.get(share, 0.0)
+            if best is None or got < best[0] or (got == best[0] and line[0].arrival < best[1]):
+                best, chosen = (got, line[0].arrival), line[0]
+        return chosen
 
     def got(self, share: str) -> float:
         """A share's counter with what it owes."""
@@ -110,13 +117,16 @@ class FairQueue:
         self._spent[share] = self._spent.get(share, self._floor) + INPUT_COST * inputs + OUTPUT_COST * outputs
 
     def settle(self, active: Set[str]) -> None:
-        """Once per step: raises the floor to the least active counter and forgets idle shares at or below it."""
+        """Once per step: raises the floor to the least active counter; when many have gathered, forgets idle shares at or
+        below it, which would begin there anyway."""
         if active:
             self._floor = max(self._floor, min(self._spent.get(share, self._floor) for share in active))
-        idle = [share for share in self._spent if share not in active]
-        for share in idle:
+        if len(self._spent) <= self._forget_above:
+            return
+        for share in [share for share in self._spent if share not in active]:
             if self._spent[share] <= self._floor or len(self._spent) > SHARES_MAX:
                 del self._spent[share]
+        self._forget_above = min(SHARES_MAX, 2 * len(self._spent) + _FEW)
 
     def problems(self, running: Iterable[Sequence]) -> list[str]:
         """What is wrong with the counters, given all that run."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from rungway.engine.fake_core import FakeCore
 from rungway.engine.fake_stream import FakeProfile
-from rungway.engine.protocol import EngineStats, OnDeltas, Work
+from rungway.engine.protocol import EngineStats, OnDeltas, PrefixNews, Work
 
 
 class FakeFailure(RuntimeError):
@@ -56,6 +56,9 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         return self._core.stats()
+
+    def prefix_news(self, *, full: bool) -> PrefixNews:
+        return self._core.blocks.prefix_news(full=full)
 
     def check(self) -> list[str]:
         return self._core.check()

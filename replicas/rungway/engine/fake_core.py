@@ -12,8 +12,9 @@ from __future__ import annotations
 import heapq
 import math
 
+from rungway.engine.fake_blocks import FakeBlocks
 from rungway.engine.fake_script import LOGPROBS, WORDS, ScriptError, prompt_length, read_script, token_logprob
-from rungway.engine.fake_stream import FakeProfile, Rate, Request, Stream, recount, refused
+from rungway.engine.fake_stream import FakeProfile, Rate, Request, Stream, refused
 from rungway.engine.protocol import Delta, EngineStats, TokenLogprob, Work
 
 _NS_PER_MS = 1_000_000
@@ -27,7 +28,7 @@ class FakeCore:
         self.profile = profile
         self.max_num_seqs = max_num_seqs
         self.max_context = max_context
-        self._free = profile.kv_blocks
+        self.blocks = FakeBlocks(profile)
         self._requests: dict[str, Request] = {}
         self._waiting: list[tuple[tuple[int, int], Stream]] = []
         self._running: set[Stream] = set()
@@ -105,20 +106,15 @@ class FakeCore:
 
     def _admit(self, now_ns: int) -> None:
         """First come first served within a band; whoever does not fit holds up those behind."""
-        block = self.profile.block_tokens
         while self._waiting and len(self._running) < self.max_num_seqs:
             stream = self._waiting[0][1]
             if not stream.closed:
-                need = -(-(stream.context + 1) // block)
-                if need > self._free:
+                if not self.blocks.admit(stream):
                     return
-                self._free -= need
-                stream.blocks = need
-                stream.room = need * block - stream.context
                 stream.first = stream.request.started = True
                 self._running.add(stream)
                 self._tokens_in_flight += stream.context
-                prefill_ns = int(self.profile.prefill_ms_per_1k * stream.context * 1000)
+                prefill_ns = int(self.profile.prefill_ms_per_1k * (stream.context - stream.found) * 1000)
                 self._schedule(stream, now_ns + stream.start_ns + prefill_ns)
             heapq.heappop(self._waiting)
 
@@ -176,7 +172,9 @@ class FakeCore:
         count = min(count, stream.end - stream.position)
         if stream.room < count and not self._grow(stream, count):
             return
-        stream.first = False
+        if stream.first:
+            stream.first = False
+            self.blocks.prefilled(stream)
         start = stream.position
         stream.position = start + count
         stream.room -= count
@@ -223,16 +221,14 @@ class FakeCore:
 
     def _grow(self, stream: Stream, count: int) -> bool:
         """Blocks for `count` more tokens; False where this stream itself had to give way."""
-        need = -(-(stream.context + count) // self.profile.block_tokens) - stream.blocks
-        while self._free < need:
+        need = self.blocks.lacking(stream, count)
+        while self.blocks.free < need:
             victim = max(self._running, key=lambda other: other.order)
             self._release(victim)
             heapq.heappush(self._waiting, (victim.order, victim))
             if victim is stream:
                 return False
-        self._free -= need
-        stream.blocks += need
-        stream.room += need * self.profile.block_tokens
+        self.blocks.grow(stream, need)
         return True
 
     def _release(self, stream: Stream) -> None:
@@ -240,9 +236,8 @@ class FakeCore:
         if stream not in self._running:
             return
         self._running.remove(stream)
-        self._free += stream.blocks
+        self.blocks.release(stream)
         self._tokens_in_flight -= stream.context
-        stream.blocks = stream.room = 0
         if stream.slot in self._slots and stream in self._slots[stream.slot]:
             self._slots[stream.slot].remove(stream)
         stream.slot = -1
@@ -279,8 +274,8 @@ class FakeCore:
             waiting=open_streams - len(self._running),
             tokens_in_flight=self._tokens_in_flight,
             kv_blocks_total=self.profile.kv_blocks,
-            kv_blocks_free=self._free,
-            kv_blocks_cached=0,
+            kv_blocks_free=self.blocks.free - self.blocks.cached,
+            kv_blocks_cached=self.blocks.cached,
             step_ms=self.profile.tpot_ms,
             prefill_tokens_per_s=1e6 / self.profile.prefill_ms_per_1k if self.profile.prefill_ms_per_1k else 0.0,
             decode_tokens_per_s=self._rate.per_s,
@@ -288,7 +283,7 @@ class FakeCore:
 
     def check(self) -> list[str]:
         """Recount blocks, seats and tokens; what does not add up, in words."""
-        wrong = recount(self.profile, self._running, self._requests.values(), self._free)
+        wrong = self.blocks.recount(self._running, self._requests.values())
         if sum(stream.context for stream in self._running) != self._tokens_in_flight:
             wrong.append("tokens in flight do not add up")
         if len(self._running) > self.max_num_seqs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rungway.engine.detokenize import Detokenizer
@@ -18,7 +17,8 @@ _VOCABULARY = FakeVocabulary()
 @dataclass(frozen=True, kw_only=True)
 class FakeProfile:
     """How the fake engine behaves; times in milliseconds. `vocab` can only be "words". `fail`: None, "start" (the engine
-    does not start) or "always" (every request ends with an error)."""
+    does not start) or "always" (every request ends with an error). `prefix_cache`: prompts that begin alike share blocks
+    and prefill time; `prefix_keys_max` of its keys are told to the controller."""
 
     prefill_ms_per_1k: float = 20.0
     ttft_ms: float = 5.0
@@ -27,6 +27,8 @@ class FakeProfile:
     block_tokens: int = 16
     vocab: str = "words"
     fail: str | None = None
+    prefix_cache: bool = False
+    prefix_keys_max: int = 4096
 
     def __post_init__(self) -> None:
         if self.vocab != "words":
@@ -38,7 +40,7 @@ class FakeProfile:
 
 
 class Request:
-    __slots__ = ("left", "output", "prompt", "started", "streams", "work")
+    __slots__ = ("cached", "keys", "left", "output", "prompt", "started", "streams", "tokens", "work")
 
     def __init__(self, work: Work, prompt: int) -> None:
         self.work = work
@@ -47,9 +49,12 @@ class Request:
         self.left = work.sequences
         self.output = 0
         self.started = False  # some sequence was prefilled, so the prompt counts
+        self.cached: int | None = None  # prompt tokens that the first admission found
+        self.tokens: list[int] = []  # of the prompt, for the prefix cache; empty without one
+        self.keys: list[bytes] = []
 
     def usage(self) -> EngineUsage:
-        return EngineUsage(self.prompt if self.started else 0, 0, self.output)
+        return EngineUsage(self.prompt if self.started else 0, self.cached or 0, self.output)
 
 
 class Stream:
@@ -65,6 +70,7 @@ class Stream:
         "due_ns",
         "end",
         "first",
+        "found",
         "how",
         "index",
         "order",
@@ -89,7 +95,8 @@ class Stream:
         self.voice = Voice(request.work, index, script.emit)
         resumed = request.work.resume[index] if index < len(request.work.resume) else []
         self.position = self.born = len(resumed)
-        self.blocks = self.room = 0
+        self.blocks: list[int] = []
+        self.room = self.found = 0
         self.slot = self.due_ns = -1
         self.first = True
         self.closed = False
@@ -165,20 +172,3 @@ def refused(work: Work, error: str) -> list[Delta]:
         Delta(work.request_id, work.attempt, index, "", [], None, "error", error, 0.0, None if left else usage)
         for index, left in enumerate(reversed(range(work.sequences)))
     ]
-
-
-def recount(profile: FakeProfile, running: set[Stream], requests: Iterable[Request], free: int) -> list[str]:
-    """Count every block from the streams up; what does not add up, in words."""
-    wrong = []
-    held = sum(stream.blocks for stream in running)
-    if held + free != profile.kv_blocks:
-        wrong.append(f"{held} blocks held + {free} free != {profile.kv_blocks}")
-    for stream in running:
-        room = stream.blocks * profile.block_tokens - stream.context
-        if stream.closed or room != stream.room or room < 0:
-            wrong.append(f"{stream.request_id}/{stream.index}: blocks do not fit its context")
-    for request in requests:
-        for stream in request.streams:
-            if stream not in running and stream.blocks:
-                wrong.append(f"{stream.request_id}/{stream.index}: waits and holds blocks")
-    return wrong

@@ -2,8 +2,9 @@
 
 float32    everything in float32; the exact mode.
 bfloat16   weights, activations and cache in bfloat16.
-int8       CPU only: linear layers in 8 bits, or in packed bfloat16 where a shape is faster so; activations in float32,
-           cache in bfloat16. `auto` takes it only after a test of its answers on the model itself.
+int8       linear layers in 8 bits. On CPU activations are put into 8 bits, too, shapes that packed bfloat16 computes faster
+           stay in that, cache in bfloat16; `auto` takes it only after a test of its answers on the model itself. On a GPU
+           activations stay bfloat16.
 int8+bfloat16  the same with those layers in bfloat16 that cost most accuracy: into attention, and down to the residual.
 int4       linear layers in 4 bits by group, the head in 8 on CPU. `-g128` = larger groups, `-sym` = without zeros.
 stored     layers as a quantised checkpoint has them (stored.py), what it left plain in bfloat16; never asked for by name.
@@ -17,9 +18,11 @@ from enum import StrEnum
 
 import torch
 
-from rungway.engine.fp8 import fp8_works
+from rungway.engine.fp8 import fp8_ready
 from rungway.engine.int4 import int4_ready
 from rungway.engine.int8 import int8_works
+from rungway.engine.native_linear import native_works
+from rungway.kernels.registry import KERNELS
 
 
 class Role(StrEnum):
@@ -80,13 +83,21 @@ def as_stored(form: str, device: torch.device) -> Precision:
     return Precision(f"{form}-stored", hidden, torch.bfloat16, stored=True)
 
 
+INT8_GPU = Precision("int8", torch.bfloat16, torch.bfloat16, frozenset(Role))
+
+
 def plain(dtype: torch.dtype) -> Precision:
     return Precision(str(dtype).removeprefix("torch."), dtype, dtype)
 
 
+def int8_ready(device: torch.device) -> bool:
+    """Whether products with 8-bit weights can be had on this device."""
+    return "int8_linear" in KERNELS if device.type == "cuda" else int8_works() or native_works()
+
+
 def keeps(form: str, device: torch.device) -> bool:
     """Whether weights of that form can be computed with as they are."""
-    return int4_ready(device) if form == "int4" else fp8_works(device) if form == "fp8" else False
+    return int4_ready(device) if form == "int4" else fp8_ready(device) if form == "fp8" else False
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""Linear layers with weights in 8-bit floats (e4m3), on GPUs that multiply them (compute capability 8.9 and up).
+"""Linear layers with weights in 8-bit floats (e4m3), on GPUs.
 
-Weights scaled by row go through `torch._scaled_mm` with activations quantised token by token, where PyTorch has it for the
-device; others, and weights scaled by block, through this project's kernel, which leaves activations as they are. There is
-no such product on CPU: `linear8` gives None there, and the caller dequantises.
+Weights scaled by row go through `torch._scaled_mm`, with activations quantised token by token, where the hardware multiplies
+8-bit floats (compute capability 8.9 and up). Others, weights scaled by block, and all on older GPUs, go through this
+project's kernel, which widens the codes on their way and leaves activations as they are. There is no such product on
+CPU: `linear8` gives None there, and the caller dequantises.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Fp8Linear:
         weight = self._weight
         if not self._scaled:
             multiply = get("fp8_linear", x.device) if "fp8_linear" in KERNELS else layouts.fp8_linear
-            y: torch.Tensor = multiply(x, weight.codes, weight.scales)
+            y: torch.Tensor = multiply(x.contiguous(), weight.codes, weight.scales)
         else:
             codes, scales = on_tokens(x)
             y = torch._scaled_mm(codes, weight.codes.t(), scales, weight.scales[None], out_dtype=torch.bfloat16)
@@ -61,18 +62,23 @@ class Fp8Linear:
 
 
 def linear8(weight: Fp8Weight, bias: torch.Tensor | None, dtype: torch.dtype) -> Fp8Linear | None:
-    """A layer for where `weight` lies; None where 8-bit floats cannot be multiplied there."""
+    """A layer for where `weight` lies; None where there is no such product."""
     device = weight.codes.device
-    if not fp8_works(device):
+    if not fp8_ready(device):
         return None
     fits = weight.scales.dim() == 1 and not any(size % _ALIGNED for size in weight.shape)
-    if fits and scaled_works(device):
+    if fits and in_hardware(device) and scaled_works(device):
         return Fp8Linear(weight, bias, dtype=dtype, scaled=True)
     return Fp8Linear(weight, bias, dtype=dtype) if "fp8_linear" in KERNELS else None
 
 
-def fp8_works(device: torch.device) -> bool:
-    """Whether the hardware multiplies 8-bit floats."""
+def fp8_ready(device: torch.device) -> bool:
+    """Whether products with 8-bit floats can be had on this device at all."""
+    return in_hardware(device) or (device.type == "cuda" and "fp8_linear" in KERNELS)
+
+
+def in_hardware(device: torch.device) -> bool:
+    """Whether the device multiplies 8-bit floats itself."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _CAPABILITY
 
 

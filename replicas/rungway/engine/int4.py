@@ -12,8 +12,10 @@ a plain layer.
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +26,7 @@ from rungway.kernels.registry import KERNELS, get
 
 CPU_GROUPS = (256, 128, 64, 32)  # what the operator has
 _CPU_ROWS = 16  # outputs come in multiples of this
+_KERNEL_GROUP_MIN = 16
 _TOP = 15
 _SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)
 _TIMES_SLOWER_MAX = 10.0  # than plain products; the vectorised operator is about 2, its plain loop about 100
@@ -87,7 +90,7 @@ class _Layer:
 
 
 class CpuInt4Linear(_Layer):
-    """Through PyTorch's operator. Raises RuntimeError for a shape that it does not have (`fits_cpu` tells)."""
+    """Through PyTorch's operator. Raises RuntimeError for a shape that it does not have."""
 
     def __init__(
         self, weight: Int4Weight, bias: torch.Tensor | None = None, *, dtype: torch.dtype = torch.float32
@@ -112,26 +115,36 @@ class CpuInt4Linear(_Layer):
 
 
 class KernelInt4Linear(_Layer):
-    """Through the kernel registry: Triton on a GPU, the plain formula on CPU."""
+    """Through the kernel registry: Triton on a GPU, the plain formula on CPU. It takes groups of powers of two: others are
+    split, and refused with RuntimeError where that is not possible."""
 
     def __init__(
         self, weight: Int4Weight, bias: torch.Tensor | None = None, *, dtype: torch.dtype = torch.bfloat16
     ) -> None:
         super().__init__(weight, bias, dtype)
-        self._weight = weight
+        group = _kernel_group(weight)
+        if group is None:
+            raise RuntimeError(f"no 4-bit kernel for groups of {weight.group}")
+        parts = weight.group // group
+        self._weight = replace(
+            weight,
+            scales=weight.scales.repeat_interleave(parts, 1).contiguous(),
+            zeros=weight.zeros.repeat_interleave(parts, 1).contiguous(),
+        )
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         weight = self._weight
         multiply = get("int4_linear", x.device) if "int4_linear" in KERNELS else layouts.int4_linear
-        y: torch.Tensor = multiply(x, weight.packed, weight.scales, weight.zeros)
+        y: torch.Tensor = multiply(x.contiguous(), weight.packed, weight.scales, weight.zeros)
         return y
 
 
 def linear4(weight: Int4Weight, bias: torch.Tensor | None, dtype: torch.dtype) -> _Layer | None:
     """A layer for where `weight` lies; None where 4-bit products cannot be had for it."""
     if weight.packed.device.type == "cuda":
-        return KernelInt4Linear(weight, bias, dtype=dtype) if "int4_linear" in KERNELS else None
-    return CpuInt4Linear(weight, bias, dtype=dtype) if fits_cpu(weight) and int4_works() else None
+        fits = "int4_linear" in KERNELS and _kernel_group(weight) is not None
+        return KernelInt4Linear(weight, bias, dtype=dtype) if fits else None
+    return CpuInt4Linear(weight, bias, dtype=dtype) if _cpu_group(weight) is not None and int4_works() else None
 
 
 def int4_ready(device: torch.device) -> bool:
@@ -139,8 +152,10 @@ def int4_ready(device: torch.device) -> bool:
     return "int4_linear" in KERNELS if device.type == "cuda" else int4_works()
 
 
-def fits_cpu(weight: Int4Weight) -> bool:
-    return _cpu_group(weight) is not None
+def _kernel_group(weight: Int4Weight) -> int | None:
+    """The largest power of two, at most 256, that divides this weight's groups; the kernel has none below 16."""
+    group = math.gcd(weight.group, 256)
+    return group if group >= _KERNEL_GROUP_MIN else None
 
 
 def _cpu_group(weight: Int4Weight) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from rungway.engine.native_step import MlpParts
 from rungway.engine.parts import Builder, gate_of
 from rungway.engine.precision import Role
 from rungway.engine.stored import rows_scaled
@@ -29,6 +30,10 @@ class GatedMlp:
             weight, bias = rows_scaled(weight, rows), None if bias is None else bias.float() * rows
         self._gate_up = build.made(prefix, Role.GATE_UP, weight, bias)
         self._down = build.exit(build.made(prefix, Role.DOWN, down, down_bias), after)
+
+    def parts(self) -> MlpParts:
+        """What a step in one call is made of (native_step.py)."""
+        return MlpParts(self._norm, self._gate_up, self._down.plain)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._down(self._gate(self._gate_up(self._ops.norm(x, self._norm, self._eps))), x)

@@ -14,15 +14,21 @@ import torch.nn.functional as F
 
 from rungway.engine.attention import GroupedAttention
 from rungway.engine.errors import ModelError
+from rungway.engine.experts import Experts
 from rungway.engine.families.rope import Rope
 from rungway.engine.families.spec import Architecture
+from rungway.engine.latent import LatentAttention
 from rungway.engine.mlp import GatedMlp
-from rungway.engine.ops import Ops, Span, pick_ops
+from rungway.engine.native_step import LayerParts, NativeStep, native_step
+from rungway.engine.ops import Ops, PlainOps, Span, pick_ops
 from rungway.engine.parts import Builder, Pass, View, Weights
 from rungway.engine.precision import Maker, Precision, Role
 from rungway.engine.window import windowed
+from rungway.kernels.cpu.bindings import GROUP
 
 __all__ = ["Batch", "Decoder", "Weights"]
+
+_PLAIN = PlainOps()
 
 
 @dataclass(frozen=True)
@@ -70,14 +76,43 @@ class Decoder:
         self._embedding_scale = float(torch.tensor(arch.embedding_scale, dtype=self.dtype))
         self._frequencies = self._frequencies_of(arch.rope)
         self._local_frequencies = None if arch.window is None else self._frequencies_of(arch.window.rope)
+        self._step: NativeStep | None = None
+        if ops is None and device.type == "cpu":
+            layers = [layer.parts() for layer in self._layers]
+            self._step = native_step(arch, self._embedding, self._norm, self._head, layers, self._frequencies)
+
+    @property
+    def path(self) -> str:
+        """What computes: `native` = a step in one call of our own CPU kernels, `torch` or `triton` = operations one by one."""
+        if self._step is not None:
+            return "native"
+        return "triton" if self.device.type == "cuda" else "torch"
+
+    @property
+    def decode_masks(self) -> bool:
+        """Whether the spans of decodes need masks, and are cut by length."""
+        return self._step is None and self.ops.decode_masks
+
+    @property
+    def chunk_masks(self) -> bool:
+        """Whether the spans of chunks need masks."""
+        return self._step is None
 
     def cache(self, blocks: int, block_tokens: int) -> list[torch.Tensor]:
-        """Zeroed key/value storage, one tensor per layer (never uninitialised: padding is read, then masked)."""
-        shape = (2, self.arch.kv_heads, blocks, block_tokens, self.arch.head_dim)
+        """Zeroed storage, one tensor per layer, laid out as its attention wants it (never uninitialised: padding is read,
+        then masked). The last dimension but one is always `block_tokens`."""
+        if block_tokens % GROUP:
+            self._step = None  # the kernels' order within a block needs whole groups
+        latent = self.arch.latent
+        shape: tuple[int, ...] = (2, self.arch.kv_heads, blocks, block_tokens, self.arch.head_dim)
+        if latent is not None:
+            shape = (blocks, block_tokens, latent.rank + latent.rope)
         return [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(self.arch.layers)]
 
     def forward(self, batch: Batch, cache: list[torch.Tensor]) -> torch.Tensor:
         """Logits of `batch.outputs`, [outputs, vocabulary]; keys and values of all tokens are written to `cache`."""
+        if self._step is not None:
+            return self._step(batch, cache)
         step = self._views(batch, block_tokens=cache[0].shape[-2])
         x = F.embedding(batch.ids, self._embedding).to(self.precision.hidden)
         if self._embedding_scale != 1.0:
@@ -92,8 +127,8 @@ class Decoder:
         return torch.tensor(rope.inverse_frequencies(self.arch.head_dim), dtype=torch.float32, device=self.device)
 
     def _views(self, batch: Batch, block_tokens: int) -> Pass:
-        angles = self.ops.angles(batch.positions, self._frequencies, self.dtype)
-        whole = View(angles, batch.spans)
+        ops = self.ops if self.arch.latent is None else _PLAIN  # latent attention rotates by itself
+        whole = View(ops.angles(batch.positions, self._frequencies, self.dtype), batch.spans)
         window = self.arch.window
         if window is None or self._local_frequencies is None:
             return Pass(batch.slots, whole, None)
@@ -107,16 +142,30 @@ class Decoder:
 
 
 class _Layer:
-    """Attention, then the MLP, each added to the residual; `sandwich` puts norms on both sides of them."""
+    """Attention, then the MLP or its experts, each added to the residual; `sandwich` puts norms on both sides of them."""
 
     def __init__(self, build: Builder, index: int) -> None:
-        prefix = f"model.layers.{index}."
+        arch, prefix = build.arch, f"model.layers.{index}."
         before, after_attention, after_mlp = f"{prefix}post_attention_layernorm", None, None
-        if build.arch.sandwich:
+        if arch.sandwich:
             after_attention, after_mlp = before, f"{prefix}post_feedforward_layernorm"
             before = f"{prefix}pre_feedforward_layernorm"
-        self._attention = GroupedAttention(build, prefix, index, after_attention)
-        self._mlp = GatedMlp(build, prefix, before, after_mlp)
+        self._attention: GroupedAttention | LatentAttention
+        if arch.latent is not None:
+            self._attention = LatentAttention(build, prefix, arch.latent)
+        else:
+            self._attention = GroupedAttention(build, prefix, index, after_attention)
+        self._mlp: GatedMlp | Experts
+        if arch.routing is not None and arch.routing.layers[index]:
+            self._mlp = Experts(build, prefix, before, arch.routing)
+        else:
+            self._mlp = GatedMlp(build, prefix, before, after_mlp)
 
     def __call__(self, x: torch.Tensor, step: Pass, stored: torch.Tensor) -> torch.Tensor:
         return self._mlp(self._attention(x, step, stored))
+
+    def parts(self) -> LayerParts | None:
+        """What a step in one call is made of; None where that knows no such layer."""
+        if isinstance(self._attention, GroupedAttention) and isinstance(self._mlp, GatedMlp):
+            return self._attention.parts(), self._mlp.parts()
+        return None

@@ -105,6 +105,11 @@ class Exit:
         self._norm = norm
         self._eps = build.arch.norm_eps
 
+    @property
+    def plain(self) -> Projection | None:
+        """The projection, where nothing stands between it and the residual."""
+        return self._projection if self._norm is None else None
+
     def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         if self._norm is None:
             return self._projection.add(x, residual)

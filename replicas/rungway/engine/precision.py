@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -10,11 +12,25 @@ import torch
 
 from rungway.engine.architecture import Architecture
 from rungway.engine.errors import ModelError
-from rungway.engine.formats import FORMATS, INT8, INT8_PART, Precision, Role, as_stored, four_bits, keeps, plain
+from rungway.engine.formats import (
+    FORMATS,
+    INT8,
+    INT8_GPU,
+    INT8_PART,
+    Precision,
+    Role,
+    as_stored,
+    four_bits,
+    int8_ready,
+    keeps,
+    plain,
+)
 from rungway.engine.fp8 import linear8
 from rungway.engine.int4 import group_for, int4_ready, linear4, quantised
 from rungway.engine.int8 import Int8Linear, int8_works
+from rungway.engine.int8_kernel import KernelInt8Linear
 from rungway.engine.linear import Linear
+from rungway.engine.native_linear import NativeLinear, native_works
 from rungway.engine.smoothing import Watched, factors
 from rungway.engine.stored import Fp8Weight, Weight
 
@@ -26,6 +42,9 @@ _TRIES = 9
 _INT8_LEAD = 1.25  # a layer alone stays in the caches; in the model, half the bytes are worth about this much more
 
 
+_log = logging.getLogger(__name__)
+
+
 class Projection(Protocol):
     """A linear layer: y = x W^T + b, and y + residual."""
 
@@ -34,25 +53,25 @@ class Projection(Protocol):
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor: ...
 
 
-def candidates(name: str, arch: Architecture, device: torch.device, form: str = "dense") -> list[Precision]:
+def candidates(name: str, arch: Architecture, device: torch.device, form: str | None = None) -> list[Precision]:
     """What to try, best first; the last one needs no test. `auto`: the bits that a quantised checkpoint has its weights in
     (`form`) where they can be computed with; else bfloat16 on a GPU, on CPU in the order of a decode step's speed. Raises
     ModelError for a name that is not known or not possible here."""
-    if name == "auto" and keeps(form, device):
+    if name == "auto" and form is not None and keeps(form, device):
         return [as_stored(form, device)]
     four = four_bits(name, device)
     if four is not None:
         if not int4_ready(device):
             raise ModelError(f"{name} is not supported here (use auto)")
-        return [as_stored(form, device) if form == "int4" else four]
+        return [as_stored("int4", device) if form == "int4" else four]
     if name in _DTYPES:
         if name == "float16" and device.type == "cpu":
             raise ModelError("float16 is not supported on CPU (use bfloat16, float32 or auto)")
         return [plain(_DTYPES[name])]
     if name == "int8":
-        if device.type != "cpu" or not int8_works():
+        if not int8_ready(device):
             raise ModelError("int8 is not supported here (use auto)")
-        return [INT8]
+        return [INT8 if device.type == "cpu" else INT8_GPU]
     if name != "auto":
         raise ModelError(f"dtype {name!r} is none of auto, {', '.join(FORMATS)}")
     return _ranked(arch, device)
@@ -63,7 +82,7 @@ def _ranked(arch: Architecture, device: torch.device) -> list[Precision]:
     if device.type != "cpu":
         return [plain(torch.bfloat16)]
     kinds = [plain(torch.bfloat16), plain(torch.float32)]
-    fewer = {INT8: [INT8, INT8_PART]} if int8_works() else {}
+    fewer = {INT8: [INT8, INT8_PART]} if int8_ready(device) else {}
     four = four_bits("int4", device)
     if four is not None and int4_ready(device):
         fewer[four] = [four]
@@ -106,7 +125,11 @@ class Maker:
                 return layer
             weight = weight.dense().to(precision.cache)
         if precision.hidden is precision.cache:
+            if role in precision.int8:
+                return KernelInt8Linear(weight, bias, dtype=out)
             return Linear(weight, bias, keep=keep)
+        if precision.int8 and native_faster():
+            return NativeLinear(weight, bias, dtype=out, eight_bits=role in precision.int8)
         shape = (weight.shape[0], weight.shape[1])
         if role in precision.int8 and shape not in self.chosen:
             small, big = Int8Linear(weight, bias, dtype=out), Bfloat16Linear(weight, bias, dtype=out)
@@ -150,6 +173,20 @@ class Bfloat16Linear:
         return self._inner(x.bfloat16()).float().add_(residual)
 
 
+@functools.cache
+def native_faster() -> bool:
+    """Whether this project's own kernels are right here and faster than torch's 8 bits, on a layer of a usual size."""
+    if not native_works():
+        return False
+    if not int8_works():
+        return True
+    weight, x = torch.ones(2048, 1024), torch.ones(_BATCH, 1024)
+    own, other = NativeLinear(weight), Int8Linear(weight)
+    own_s, other_s = _best_s([lambda: own(x), lambda: other(x)])
+    _log.info("8-bit layers, %d tokens: %.3f ms by own CPU kernels, %.3f by torch", _BATCH, own_s * 1e3, other_s * 1e3)
+    return own_s <= other_s
+
+
 def _decode_cost_s(arch: Architecture, kind: Precision) -> float:
     """Best time of the biggest projection of a layer; a second copy of the weight keeps it out of the nearest cache."""
     rows = min(2 * arch.intermediate, 8192)
@@ -160,9 +197,9 @@ def _decode_cost_s(arch: Architecture, kind: Precision) -> float:
 
 
 def _sample(weight: torch.Tensor, kind: Precision) -> Projection:
-    if kind.int4:
+    if kind.int4 or kind.int8:
         return Maker(kind)(Role.GATE_UP, weight)
-    return Int8Linear(weight) if kind.int8 else Linear(weight)
+    return Linear(weight)
 
 
 def _best_s(actions: list[Callable[[], object]]) -> list[float]:

@@ -10,11 +10,12 @@ and children fall idle before their parents do.
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
+
+from rungway.engine.chain import chained, root
+from rungway.engine.published import Published
 
 Hasher = Callable[[bytes, list[int]], bytes]
 
@@ -26,21 +27,14 @@ class Node(NamedTuple):
     parent: int | None
     share: str
     tokens: list[int]
-
-
-def chained(parent: bytes, tokens: list[int]) -> bytes:
-    """Key of a block from its parent's key, 16 bytes."""
-    return hashlib.blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
-
-
-def root(share: str) -> bytes:
-    return hashlib.blake2b(share.encode(), digest_size=16).digest()
+    depth: int
 
 
 class PrefixIndex:
     """Blocks by content. At most one block is known for each content."""
 
-    def __init__(self, block_tokens: int, hasher: Hasher = chained) -> None:
+    def __init__(self, block_tokens: int, hasher: Hasher = chained, published: Published | None = None) -> None:
+        self.published = published or Published(0)
         self._block_tokens = block_tokens
         self._hasher = hasher
         self._blocks: dict[bytes, int] = {}
@@ -70,11 +64,14 @@ class PrefixIndex:
         """Block `at` of a table is computed. False where it stays unknown: its content is known from another block, its
         key collides, or its own parent is unknown."""
         parent = table[at - 1] if at else None
-        key = self._key(share, tokens, keys, at)
+        part = self._part(tokens, at)
+        key = keys[at] if at < len(keys) else self._key(share, tokens, keys, at)
         if key in self._blocks or (parent is not None and parent not in self._nodes):
             return False
         self._blocks[key] = table[at]
-        self._nodes[table[at]] = Node(key, parent, share, self._part(tokens, at))
+        self._nodes[table[at]] = Node(key, parent, share, part, at)
+        if self.published.limit:
+            self.published.learned(key, keys[at - 1] if at else None, share, at)
         if parent is not None:
             self._children[parent] += 1
         return True
@@ -84,6 +81,7 @@ class PrefixIndex:
         assert not self._children[block], f"block {block} is forgotten before its children"
         node = self._nodes.pop(block)
         del self._blocks[node.key], self._children[block]
+        self.published.forgotten(node.key)
         if node.parent is not None:
             self._children[node.parent] -= 1
 

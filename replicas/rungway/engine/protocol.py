@@ -5,13 +5,24 @@ runs over all of them. Nothing here knows tenants' contracts, HTTP or Ray.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
+ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar", "tools"]
+
+
+class Constraint(msgspec.Struct, frozen=True, array_like=True):
+    """What a whole answer must look like. `text`: the schema (json_schema), nothing (json_object), the expression that the
+    whole answer must match (regex), a JSON list of strings (choice), a Lark grammar (grammar), or the callable tools as
+    constraint.Tools in JSON (tools)."""
+
+    kind: ConstraintKind
+    text: str = ""
+
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """How to choose tokens. Order of processing: logit bias, penalties (repetition, frequency, presence), greedy
+    """How to choose tokens. Order of processing: logit bias, penalties (repetition, frequency, presence), constraint, greedy
     branch (temperature 0), temperature, min-p, top-k, top-p, sample. `top_k` 0 = off. `logprobs` = number of
     alternatives per position (0 = only the chosen token), None = off; they are of the raw logits.
     `seed` None = the engine draws one. `stop` strings are cut from the text."""
@@ -29,6 +40,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     ignore_eos: bool = False
+    constraint: Constraint | None = None
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -92,8 +104,9 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """Where the engine stands now. `step_ms` and `prefill_tokens_per_s`, `decode_tokens_per_s` are moving averages.
-    `drafted_tokens` and `accepted_tokens` count speculative decoding since the start; `draft_length` is a moving
-    average of the drafts of a sequence in a step, near 0 where they do not pay."""
+    `drafted_tokens` and `accepted_tokens` count speculative decoding since the start; `draft_length` is a moving average of
+    the drafts of a sequence in a step, near 0 where they do not pay. `path`: what computes a native engine's steps, and in
+    which numbers: `native int8` = our own CPU kernels, `torch bfloat16` = torch's operations; empty for other engines."""
 
     running: int
     waiting: int
@@ -107,6 +120,15 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     draft_length: float = 0.0
+    path: str = ""
+
+
+class PrefixNews(msgspec.Struct, frozen=True, array_like=True):
+    """Keys of prefix blocks (chain.py) that an engine holds: all of them if `full`, else what changed since the last."""
+
+    full: bool
+    added: list[int]
+    removed: list[int]
 
 
 OnDeltas = Callable[[list[Delta]], None]
@@ -136,3 +158,11 @@ class Engine(Protocol):
     def check(self) -> list[str]: ...
 
     async def stop(self) -> None: ...
+
+
+@runtime_checkable
+class HoldsPrefixes(Protocol):
+    """An engine with a prefix cache that says what is in it. `prefix_news(full=True)` starts anew, for a listener that
+    knows nothing; any thread may call it, one listener only."""
+
+    def prefix_news(self, *, full: bool) -> PrefixNews: ...

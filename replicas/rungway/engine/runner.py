@@ -50,6 +50,7 @@ class TorchRunner:
         self._model = model
         self._block_tokens = block_tokens
         self._cache = model.cache(blocks + 1, block_tokens)
+        self.path = f"{model.path} {model.precision.name}"
         self._tables = np.full((rows, blocks_per_row), NULL_BLOCK, dtype=np.int64)
         self._keys = torch.arange(blocks_per_row * block_tokens, device=model.device)
         self._known: list[tuple[Sequence | None, int, int]] = [(None, 0, 0)] * rows
@@ -116,13 +117,13 @@ class TorchRunner:
         start = 0
         while start < len(rows):
             stop = len(rows)
-            if self._model.ops.decode_masks:
+            if self._model.decode_masks:
                 most = max(_SMALL, 2 * blocks_held[start])
                 stop = next((at for at in range(start, stop) if blocks_held[at] > most), stop)
             width = int(positions[start:stop].max()) // self._block_tokens + 1
             blocks = self._to_device(np.ascontiguousarray(self._tables[rows[start:stop], :width]))
             lengths = self._to_device(positions[start:stop] + 1)
-            mask = self._decode_mask(lengths, width) if self._model.ops.decode_masks else None
+            mask = self._decode_mask(lengths, width) if self._model.decode_masks else None
             spans.append(Span(start, stop, blocks, lengths, mask, chunk=False))
             start = stop
         return spans
@@ -134,12 +135,14 @@ class TorchRunner:
 
     def _chunk_span(self, seq: Sequence, start: int, count: int) -> Span:
         width = (seq.computed + count - 1) // self._block_tokens + 1
-        shape = (count, width * self._block_tokens)
-        mask = torch.full(shape, float("-inf"), dtype=self._model.dtype, device=self._model.device)
-        mask.triu_(seq.computed + 1)
+        mask = None
+        if self._model.chunk_masks:
+            shape = (1, 1, count, width * self._block_tokens)
+            mask = torch.full(shape, float("-inf"), dtype=self._model.dtype, device=self._model.device)
+            mask.triu_(seq.computed + 1)
         blocks = self._to_device(self._tables[seq.row : seq.row + 1, :width].copy())
         lengths = self._to_device(np.array([seq.computed + count]))
-        return Span(start, start + count, blocks, lengths, mask[None, None], chunk=True)
+        return Span(start, start + count, blocks, lengths, mask, chunk=True)
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._model.device)

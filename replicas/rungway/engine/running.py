@@ -27,6 +27,7 @@ class Running:
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self.decoding: dict[Sequence, Slice] = {}
+        self.decoders: Counter[tuple[str, float]] = Counter()  # how many decode, by share and weight
         self.hungry: dict[Sequence, None] = {}  # have no block for their next token
         self._all: dict[Sequence, None] = {}  # in order of admission
         self._bands: Counter[int] = Counter()
@@ -78,6 +79,12 @@ class Running:
         self.hungry.pop(seq, None)
         if self.decoding.pop(seq, None) is None:
             self._drop_prefill(seq)
+            return
+        seq.charged = max(seq.charged, seq.computed)  # while it decoded, it was charged with all others of its share
+        who = (seq.share, seq.weight)
+        self.decoders[who] -= 1
+        if not self.decoders[who]:
+            del self.decoders[who]
 
     def moved(self, seq: Sequence, room: int, block_tokens: int) -> None:
         """Tokens were computed. `room` = positions that its blocks hold. Call it for each prefill, and for a decoding
@@ -103,10 +110,13 @@ class Running:
             yield "prefills are out of order"
         if {*self.decoding, *prefilling} != set(self._all) or len(self.decoding) + len(prefilling) != len(self._all):
             yield "running sequences are not split into decoding and prefilling"
+        if self.decoders != Counter((seq.share, seq.weight) for seq in self.decoding):
+            yield "the count of decoding sequences by share is wrong"
         yield from (f"{seq.name} decodes and wants {seq.wanted} tokens" for seq in self.decoding if seq.wanted > 1)
 
     def _start_decoding(self, seq: Sequence) -> None:
         self.decoding[seq] = Slice(seq, 1)
+        self.decoders[seq.share, seq.weight] += 1
 
     def _drop_prefill(self, seq: Sequence) -> None:
         del self._prefilling[bisect_left(self._prefilling, _place(seq))]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rungway.engine.protocol import Sampling
 
@@ -22,7 +23,8 @@ _GREEDY_BELOW = 1e-5
 
 class Row(NamedTuple):
     """One row to sample: `tokens[:prompt]` were asked, the rest is the answer so far. `position` counts the
-    tokens of the answer including those of earlier attempts."""
+    tokens of the answer including those of earlier attempts. `mask`: the tokens that may come, as guide.Guide gives it;
+    what it has no bit for may not come."""
 
     sampling: Sampling
     tokens: list[int]
@@ -30,10 +32,16 @@ class Row(NamedTuple):
     seed: int
     sample: int
     position: int
+    mask: NDArray[np.uint32] | None = None
+
+    @property
+    def dead(self) -> bool:
+        """No token at all may come."""
+        return self.mask is not None and not self.mask.any()
 
 
 class Sampled(NamedTuple):
-    """`token` is None when the row's logits are not finite. `top`: (token, logprob), best first."""
+    """`token` is None when the row's logits are not finite, or its mask allows nothing. `top`: (token, logprob), best first."""
 
     token: int | None
     logprob: float
@@ -58,7 +66,9 @@ def sample(logits: torch.Tensor, rows: list[Row]) -> list[Sampled]:
     chosen = scores.gather(1, torch.tensor(tokens, device=raw.device)[:, None])[:, 0]
     tops = _alternatives(scores, rows)
     return [
-        Sampled(token if np.isfinite(logprob) else None, max(logprob, LOGPROB_MIN), tops.get(at, []))
+        Sampled(
+            token if np.isfinite(logprob) and not rows[at].dead else None, max(logprob, LOGPROB_MIN), tops.get(at, [])
+        )
         for at, (token, logprob) in enumerate(zip(tokens, chosen.tolist(), strict=True))
     ]
 
@@ -86,11 +96,11 @@ def _alternatives(scores: torch.Tensor, rows: list[Row]) -> dict[int, list[tuple
 
 
 def _processed(raw: torch.Tensor, rows: list[Row]) -> torch.Tensor:
-    """Raw logits with bias and penalties; the input itself where no row asks for any."""
+    """Raw logits with bias, penalties and masks; the input itself where no row asks for any."""
     processed = raw
     for at, row in enumerate(rows):
         ask = row.sampling
-        if not (ask.logit_bias or _penalised(ask)):
+        if not (ask.logit_bias or _penalised(ask) or row.mask is not None):
             continue
         if processed is raw:
             processed = raw.clone()
@@ -99,7 +109,17 @@ def _processed(raw: torch.Tensor, rows: list[Row]) -> torch.Tensor:
             processed[at, ids] += torch.tensor(list(ask.logit_bias.values()), device=raw.device)
         if _penalised(ask):
             _penalise(processed[at], row)
+        if row.mask is not None:
+            processed[at].masked_fill_(_forbidden(row.mask, raw.shape[1]).to(raw.device), float("-inf"))
     return processed
+
+
+def _forbidden(mask: NDArray[np.uint32], size: int) -> torch.Tensor:
+    """[size] bool: the tokens whose bit is not set, and all beyond the mask (a model's vocabulary may be padded)."""
+    allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[:size]
+    forbidden = np.ones(size, dtype=np.bool_)
+    np.equal(allowed, 0, out=forbidden[: len(allowed)])
+    return torch.from_numpy(forbidden)
 
 
 def _penalised(ask: Sampling) -> bool:

@@ -68,7 +68,7 @@ class Scheduler:
         given_way = self._admission.feed()
         self._admission.admit_urgent()
         step = list(self.running.decoding.values())
-        budget = self.max_num_batched_tokens - sum(item.size for item in step)
+        budget = self.max_num_batched_tokens - len(step)
         contended = len(self.waiting) + self.running.prefills > 1
         chunk_max = max(1, self.max_num_batched_tokens // 2) if contended else self.max_num_batched_tokens
         chunks: list[Slice] = []
@@ -96,26 +96,24 @@ class Scheduler:
     def commit(self, step: list[Slice]) -> None:
         """The step's keys and values are in the cache. Charges shares and lets held siblings start. Of a sequence with drafts,
         only the verified part of its slice is named, and `tokens` hold that part; the drafts are gone after this."""
-        decoding = self.running.decoding
-        decoded: dict[str, float] = {}
+        # all that decode are in every step, one token each; what else there is to know of a token, its mark says
+        for (share, weight), count in self.running.decoders.items():
+            self.waiting.charge(share, outputs=count / weight)
         for seq, count in step:
-            seq.computed += count
-            if seq.drafts:
-                self._tables.trim(seq)
-                seq.drafts = []
-            if seq.computed < seq.mark and seq in decoding:
-                # the common case: a decoding sequence inside a block
-                decoded[seq.share] = decoded.get(seq.share, 0.0) + count / seq.weight
-                seq.charged += count
-            else:
-                self._moved(seq)
-        for share, outputs in decoded.items():
-            self.waiting.charge(share, outputs=outputs)
+            computed = seq.computed = seq.computed + count
+            if computed >= seq.mark or seq.drafts:
+                self._moved(seq, count)
         self.waiting.settle(self._active.keys())
 
-    def _moved(self, seq: Sequence) -> None:
-        fresh = seq.computed - seq.charged
-        if fresh > 0:
+    def _moved(self, seq: Sequence, count: int) -> None:
+        """A prefill got on, or a decoding sequence has filled a block or verified its drafts."""
+        if seq.drafts:
+            self._tables.trim(seq)
+            seq.drafts = []
+        if seq in self.running.decoding:
+            if count > 1:
+                self.waiting.charge(seq.share, outputs=(count - 1) / seq.weight)
+        elif (fresh := seq.computed - seq.charged) > 0:
             inputs = min(fresh, max(0, seq.context - seq.charged))
             self.waiting.paid(seq, fresh)
             self.waiting.charge(seq.share, inputs=inputs / seq.weight, outputs=(fresh - inputs) / seq.weight)

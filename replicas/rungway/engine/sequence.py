@@ -58,7 +58,7 @@ class Sequence:
         self.context = len(self.tokens)  # prompt + resumed: what this attempt did not sample
         self.drafts: list[int] = []  # guesses of what comes after `tokens`; there only within a step (drafts.py)
         self.computed = 0
-        self.charged = 0  # tokens that the share has paid for; recomputation is free
+        self.charged = 0  # tokens that the share has paid for, kept up only while it prefills; recomputation is free
         self.blocks: list[int] = []
         self.keys: list[bytes] = []  # of the whole blocks of `tokens`, as far as they were needed (prefix.py)
         self.known = 0  # leading blocks that were offered to the prefix index

@@ -112,6 +112,18 @@ def rows_scaled(weight: Weight, rows: torch.Tensor) -> Weight:
     return weight.dense() * rows[:, None]
 
 
+def rows_picked(weight: Weight, order: torch.Tensor) -> Weight:
+    """The outputs of `weight` in another order; 8-bit floats that share scales over rows become a plain tensor."""
+    if isinstance(weight, torch.Tensor):
+        return weight[order]
+    if isinstance(weight, Int4Weight):
+        return replace(weight, packed=weight.packed[order], scales=weight.scales[order], zeros=weight.zeros[order])
+    if weight.scales.dim() == 1:
+        codes = weight.codes.view(torch.uint8)[order].view(weight.codes.dtype)
+        return Fp8Weight(codes, weight.scales[order])
+    return weight.dense()[order]
+
+
 def _stacked_int4(parts: list[Int4Weight]) -> Int4Weight | None:
     first = parts[0]
     if any(part.group != first.group or not _same(part.order, first.order) for part in parts):

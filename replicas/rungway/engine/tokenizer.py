@@ -1,7 +1,6 @@
 """Text <-> token ids, light enough for the gateway: no torch, no transformers.
 
-Only byte-level BPE tokenizers are accepted (Llama 3, Qwen, SmolLM): for them each token is a fixed byte string, which
-makes streaming exact. What `encode` does with special tokens: literals such as `<|im_end|>` become the control token,
+Only tokenizers are accepted whose tokens are fixed byte strings (spelling.py). What `encode` does with special tokens: literals such as `<|im_end|>` become the control token,
 unless they were shielded by `render_chat` (see chat.py). A raw completions prompt is the caller's own in full, so its
 literals count, as in other servers; a chat message's never do. Added tokens that the model does not call special
 (`<tool_call>`) are ordinary text with an id of their own.
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 
 from rungway.engine.chat import GUARD, ChatTemplate, shield
 from rungway.engine.errors import ModelError, PromptError
+from rungway.engine.spelling import begins_each_piece, continued, spelling_of
 
 
 class Tokenizer(Protocol):
@@ -75,7 +74,17 @@ class HfTokenizer:
 
     def __init__(self, path: Path) -> None:
         self._config = _read_json(path / "tokenizer_config.json")
-        self._backend = _backend(path / "tokenizer.json")
+        file = path / "tokenizer.json"
+        try:
+            text = file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ModelError(f"cannot read {file}: {error.strerror}") from error
+        self._backend = _backend(text, file)
+        description = json.loads(text)
+        self._spelling = spelling_of(self._backend, description)
+        later = continued(description)
+        self._later = self._backend if later is None else _backend(json.dumps(later), file)
+        self._each_begins = begins_each_piece(description)
         model_config = _read_json(path / "config.json")
         self.vocab_size = int(model_config.get("vocab_size", self._backend.get_vocab_size()))
         self.eos_ids = _eos_ids(path, model_config, self._backend)
@@ -86,7 +95,8 @@ class HfTokenizer:
         self._literals = sorted(self._specials, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, self._literals))) if self._literals else None
         self._prefix = self._backend.encode("", add_special_tokens=True).ids
-        self._backend.encode_special_tokens = True  # from here on, plain runs only
+        for backend in (self._backend, self._later):
+            backend.encode_special_tokens = True  # from here on, plain runs only
         self._template = self._load_template(path)
 
     def encode(self, text: str) -> list[int]:
@@ -94,10 +104,10 @@ class HfTokenizer:
         ids: list[int] = []
         start = 0
         for match in self._pattern.finditer(text) if self._pattern else ():
-            ids += self._plain(text[start : match.start()])
+            ids += self._plain(text[start : match.start()], begins=start == 0 or self._each_begins)
             ids.append(self._specials[match[0]])
             start = match.end()
-        ids += self._plain(text[start:])
+        ids += self._plain(text[start:], begins=start == 0 or self._each_begins)
         return ids if ids[: len(self._prefix)] == self._prefix else [*self._prefix, *ids]
 
     def count(self, text: str) -> int:
@@ -117,7 +127,7 @@ class HfTokenizer:
         """What `token` adds to the text; nothing for special tokens and for ids that the vocabulary leaves unused."""
         added = self._added.get(token)
         if added is not None:
-            return b"" if added in self._specials else added.encode()
+            return b"" if added in self._specials else self._spelling.added(added)
         return self.token_name(token)
 
     def token_name(self, token: int) -> bytes:
@@ -126,7 +136,7 @@ class HfTokenizer:
         if added is not None:
             return added.encode()
         text = self._backend.id_to_token(token)
-        return b"" if text is None else bytes(_BYTE_OF[char] for char in text)
+        return b"" if text is None else self._spelling.token(text)
 
     def difference(self, other: HfTokenizer) -> str | None:
         """A token that means something else in `other`, in words; None where all ids mean the same."""
@@ -137,10 +147,16 @@ class HfTokenizer:
         ids = (str(vocabulary.get(token, "nothing")) for vocabulary in (mine, theirs))
         return f"token {token!r} is {' and '.join(ids)}"
 
-    def _plain(self, text: str) -> list[int]:
+    def spell(self, text: str) -> list[int]:
+        """Token ids of text as the model would write it; special-token literals in it are spelled out."""
+        return self._plain(text, begins=False)
+
+    def _plain(self, text: str, *, begins: bool) -> list[int]:
+        """`begins`: whether a tokenizer that puts a space before its input does so here."""
         if not text:
             return []
-        return list(self._backend.encode(text.replace(GUARD, ""), add_special_tokens=False).ids)
+        backend = self._backend if begins else self._later
+        return list(backend.encode(text.replace(GUARD, ""), add_special_tokens=False).ids)
 
     def _load_template(self, path: Path) -> ChatTemplate | None:
         file = path / "chat_template.jinja"
@@ -155,16 +171,12 @@ class HfTokenizer:
         return ChatTemplate(source, variables)
 
 
-def _backend(path: Path) -> Backend:
+def _backend(text: str, path: Path) -> Backend:
+    """`path` is where `text` comes from."""
     try:
-        backend = Backend.from_str(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+        backend = Backend.from_str(text)
     except Exception as error:  # the tokenizers library raises nothing more precise
         raise ModelError(f"{path} is not a tokenizer: {error}") from error
-    added = {token.content for token in backend.get_added_tokens_decoder().values()}
-    if any(char not in _BYTE_OF for token in backend.get_vocab() if token not in added for char in token):
-        raise ModelError(f"{path} is not a byte-level tokenizer; only those are supported")
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -187,17 +199,3 @@ def _eos_ids(path: Path, config: dict[str, Any], backend: Backend) -> frozenset[
     if value is None:
         return frozenset()
     return frozenset(value) if isinstance(value, list) else frozenset({int(value)})
-
-
-def _byte_alphabet() -> Iterator[tuple[str, int]]:
-    """The printable stand-ins that byte-level BPE uses for the 256 bytes (GPT-2's table)."""
-    spare = 256
-    for byte in range(256):
-        if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or 0xAE <= byte <= 0xFF:
-            yield chr(byte), byte
-        else:
-            yield chr(spare), byte
-            spare += 1
-
-
-_BYTE_OF: dict[str, int] = dict(_byte_alphabet())

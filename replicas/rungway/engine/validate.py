@@ -46,5 +46,6 @@ def _sampling_problem(ask: Sampling, vocab_size: int) -> str | None:
         (ask.repetition_penalty > 0, "repetition_penalty must be positive"),
         (ask.logprobs is None or 0 <= ask.logprobs <= LOGPROBS_MAX, f"logprobs must be between 0 and {LOGPROBS_MAX}"),
         (len(ask.stop) <= STOPS_MAX, f"at most {STOPS_MAX} stop strings"),
+        (ask.constraint is None or not ask.ignore_eos, "ignore_eos cannot go with a constraint, which sets the end"),
     )
     return next((message for holds, message in rules if not holds), None)

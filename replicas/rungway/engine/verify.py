@@ -10,16 +10,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
+from rungway.engine.guide import Guide
 from rungway.engine.sampler import Row, Sampled
 
 
-def rows(row: Row, drafts: list[int]) -> list[Row]:
-    """The place after the known tokens, and the place after each draft."""
+def rows(row: Row, drafts: list[int], guide: Guide | None = None) -> list[Row]:
+    """The place after the known tokens, and the place after each draft, each under what `guide` allows there."""
     later = [
         row._replace(tokens=[*row.tokens, *drafts[:count]], position=row.position + count)
         for count in range(1, len(drafts) + 1)
     ]
-    return [row, *later]
+    return [row, *later] if guide is None else _guided([row, *later], drafts, guide)
+
+
+def _guided(places: list[Row], drafts: list[int], guide: Guide) -> list[Row]:
+    """Beyond a draft that may not come, masks do not matter: that draft cannot be right."""
+    masks = [guide.mask()]
+    for draft in drafts:
+        if not guide.accept(draft):
+            break
+        masks.append(guide.mask())
+    guide.rollback(len(masks) - 1)
+    masks += masks[-1:] * (len(places) - len(masks))
+    return [place._replace(mask=mask) for place, mask in zip(places, masks, strict=True)]
 
 
 def split(sampled: list[Sampled], counts: list[int]) -> Iterator[list[Sampled]]:

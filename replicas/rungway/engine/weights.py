@@ -25,6 +25,9 @@ class DirectoryWeights:
             raise ModelError(f"the weights in {path} cannot be read: {error}") from error
         self._where: dict[str, Any] = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118
 
+    def has(self, name: str) -> bool:
+        return name in self._where
+
     def __call__(self, name: str) -> torch.Tensor:
         return self._where[name].get_tensor(name)  # type: ignore[no-any-return]
 

@@ -9,6 +9,7 @@ from rungway.engine import errors as engine_errors
 from rungway.engine.fake import FakeEngine
 from rungway.engine.fake_stream import FakeProfile
 from rungway.engine.protocol import Engine
+from rungway.engine.rules import Rules
 from rungway.errors import ModelError
 
 
@@ -34,6 +35,8 @@ def _fake(version: Version) -> Engine:
             block_tokens=spec.block_tokens,
             vocab=spec.vocab,
             fail=spec.fail,
+            prefix_cache=spec.prefix_cache,
+            prefix_keys_max=version.prefix_keys_max,
         )
     except ValueError as error:
         raise ModelError(f"{version.pool}: {error}") from error
@@ -55,6 +58,11 @@ def _native(version: Version, models_dir: Path) -> Engine:
             block_tokens=version.block_tokens,
             dtype=version.dtype,
             device=version.device,
+            rules=_rules(version),
         )
     except engine_errors.ModelError as error:
         raise ModelError(f"{version.pool}: {error}") from error
+
+
+def _rules(version: Version) -> Rules:
+    return Rules(prefix_keys_max=version.prefix_keys_max)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from rungway.channel import Client
 from rungway.clock import monotonic_ns
 from rungway.contracts import ChannelSpec
+from rungway.engine.protocol import HoldsPrefixes
 from rungway.errors import ChannelError
 from rungway.messages import AttemptAck, AttemptEnded, Evict, Message, ReplicaHello, Report
 from rungway.replica.ends import Ends
@@ -18,7 +21,8 @@ ACK_WAIT_S = 1.0
 
 
 class ControllerLink:
-    """`hello` and `report` are asked for the present state whenever one is due; `on_evict` gets a request id."""
+    """`hello` and `report` are asked for the present state whenever one is due; `on_evict` gets a request id. `prefixes`:
+    the engine, where it says what its prefix cache holds."""
 
     def __init__(
         self,
@@ -28,10 +32,13 @@ class ControllerLink:
         hello: Callable[[], ReplicaHello],
         report: Callable[[], Report],
         on_evict: Callable[[str], None],
+        prefixes: HoldsPrefixes | None = None,
     ) -> None:
         self._hello = hello
         self._make_report = report
         self._on_evict = on_evict
+        self._prefixes = prefixes
+        self._all_prefixes = True  # this session's controller has heard of none
         self._client = Client(
             replica_id, resolve, channel, AttemptAck | Evict, self._on_message, self._on_up, lambda: None
         )
@@ -75,12 +82,18 @@ class ControllerLink:
         report = self._make_report()
         if not self._client.connected:
             return
+        if self._prefixes is not None:
+            news = self._prefixes.prefix_news(full=self._all_prefixes)
+            self._all_prefixes = False
+            if news.full or news.added or news.removed:
+                report = msgspec.structs.replace(report, prefixes=news)
         self._send(report)
         for end in self._ends.take_due(monotonic_ns()):
             self._send(AttemptEnded(end))
 
     def _on_up(self) -> None:
         self._send(self._hello())
+        self._all_prefixes = True
         self._ends.all_due()
         self.report()
 

@@ -18,7 +18,7 @@ import msgspec
 from rungway.channel import Server
 from rungway.clock import wall_ns
 from rungway.contracts import ChannelSpec, Version
-from rungway.engine.protocol import Delta, Engine, EngineUsage
+from rungway.engine.protocol import Delta, Engine, EngineUsage, HoldsPrefixes
 from rungway.errors import ChannelError
 from rungway.messages import Cancel, Deltas, Message, ReplicaHello, ReplicaInfo, Report, Start
 from rungway.replica.attempts import Attempt, Recent, attempt_end, closing_deltas
@@ -60,7 +60,13 @@ class ReplicaServer:
         self._folder = state_dir / "engine"
         self._server = Server(host, channel, Start | Cancel, self._on_gateway, self._on_gateway_lost)
         self._link = ControllerLink(
-            replica_id, resolve_controller, channel, self._hello, self._report, partial(self._interrupt, why="evicted")
+            replica_id,
+            resolve_controller,
+            channel,
+            self._hello,
+            self._report,
+            partial(self._interrupt, why="evicted"),
+            engine if isinstance(engine, HoldsPrefixes) else None,
         )
         self._running: dict[str, Attempt] = {}
         self._held: dict[str, tuple[str, Start]] = {}  # next attempts that wait for the end of the one before

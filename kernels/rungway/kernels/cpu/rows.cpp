@@ -1,0 +1,80 @@
+#include "rows.h"
+
+namespace rungway {
+
+void normalise(const float* x, const float* weight, float eps, int size, float* h) {
+  __m512 squares = _mm512_setzero_ps();
+  for (int at = 0; at < size; at += LANES) {
+    const __m512 value = _mm512_maskz_loadu_ps(lanes(size - at), x + at);
+    squares = _mm512_fmadd_ps(value, value, squares);
+  }
+  const float mean = _mm512_reduce_add_ps(squares) / static_cast<float>(size);
+  const __m512 by = _mm512_set1_ps(1.0f / __builtin_sqrtf(mean + eps));
+  for (int at = 0; at < size; at += LANES) {
+    const __mmask16 mask = lanes(size - at);
+    const __m512 value = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + at), by);
+    _mm512_mask_storeu_ps(h + at, mask, _mm512_mul_ps(value, _mm512_maskz_loadu_ps(mask, weight + at)));
+  }
+}
+
+void encode(const float* x, int size, const Codes& out, size_t row) {
+  // as integers, magnitudes keep their order and NaN is above all: a row that is not finite gets a scale that is not
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  __m512i largest = _mm512_setzero_si512();
+  for (int at = 0; at < size; at += LANES) {
+    const __m512i bits = _mm512_maskz_loadu_epi32(lanes(size - at), x + at);
+    largest = _mm512_max_epi32(largest, _mm512_and_si512(bits, magnitude));
+  }
+  const int bits = _mm512_reduce_max_epi32(largest);
+  float peak;
+  std::memcpy(&peak, &bits, sizeof peak);
+  const __m512 by = _mm512_set1_ps(peak == 0.0f ? 0.0f : 127.0f / peak);
+  int8_t* codes = out.codes + row * out.stride;
+  __m512i sum = _mm512_setzero_si512();
+  size_t at = 0;
+  for (; at < static_cast<size_t>(size); at += LANES) {
+    const __m512 value = _mm512_maskz_loadu_ps(lanes(size - static_cast<int>(at)), x + at);
+    const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(value, by));
+    sum = _mm512_add_epi32(sum, code);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + at), _mm512_cvtsepi32_epi8(code));
+  }
+  for (; at < out.stride; at += LANES) _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + at), _mm_setzero_si128());
+  out.scales[row] = peak / 127.0f;
+  out.sums[row] = _mm512_reduce_add_epi32(sum);
+}
+
+void shorten(const float* x, int size, uint16_t* out, size_t stride) {
+  for (size_t at = 0; at < stride; at += LANES) {
+    const int left = size - static_cast<int>(at);
+    const __m512 value = left > 0 ? _mm512_maskz_loadu_ps(lanes(left), x + at) : _mm512_setzero_ps();
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + at), to_bfloat16(value));
+  }
+}
+
+void rotate(const float* x, const float* cos, const float* sin, int dim, uint16_t* out) {
+  const int half = dim / 2;
+  for (int at = 0; at < half; at += LANES) {
+    const __m512 c = _mm512_loadu_ps(cos + at), s = _mm512_loadu_ps(sin + at);
+    const __m512 first = _mm512_loadu_ps(x + at), second = _mm512_loadu_ps(x + half + at);
+    const __m512 low = _mm512_fmsub_ps(first, c, _mm512_mul_ps(second, s));
+    const __m512 high = _mm512_fmadd_ps(second, c, _mm512_mul_ps(first, s));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + at), to_bfloat16(low));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + half + at), to_bfloat16(high));
+  }
+}
+
+void store_key(const uint16_t* key, int dim, Place place, uint16_t* keys) {
+  uint16_t* to = keys + place.group + place.token * 2;
+  for (int at = 0; at < dim; at += 2) std::memcpy(to + at * LANES, key + at, 2 * sizeof(uint16_t));
+}
+
+void store_value(const float* value, int dim, Place place, uint16_t* values) {
+  uint16_t* to = values + place.group + (place.token / 2) * dim * 2 + place.token % 2;
+  alignas(32) uint16_t bits[LANES];
+  for (int at = 0; at < dim; at += LANES) {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(bits), to_bfloat16(_mm512_loadu_ps(value + at)));
+    for (int lane = 0; lane < LANES; ++lane) to[(at + lane) * 2] = bits[lane];
+  }
+}
+
+}  // namespace rungway
