@@ -21,10 +21,10 @@ ROOTS := platform/rungway replicas/rungway kernels/rungway chaos/rungway
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo test check bench sim-nightly test-gpu clean
+.PHONY: help setup serve demo test check bench bench-engine sim-nightly test-kernels test-gpu clean
 
 help: ## List the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv and install Rungway with its pinned dependencies
 
@@ -54,8 +54,14 @@ check: $(STAMP) ## Lint, format, types, layout
 bench: $(STAMP) ## Measure beside other gateways (BENCH=gateway|engine|...)
 	@$(BIN)/rungway bench $(BENCH)
 
+bench-engine: $(STAMP) ## Our engine beside vLLM, llama.cpp and transformers (MODEL= THREADS= ROUNDS=)
+	@$(BIN)/rungway bench engine $(if $(MODEL),--model $(MODEL)) $(if $(THREADS),--threads $(THREADS)) $(if $(ROUNDS),--rounds $(ROUNDS))
+
 sim-nightly: $(STAMP) ## 10,000 simulated worlds with faults (SEEDS=FROM:TO)
 	@$(BIN)/rungway simulate --seeds $(or $(SEEDS),0:10000) --faults all --jobs 2
+
+test-kernels: $(STAMP) ## The kernels' tests: references, Triton's interpreter, compilation for GPUs, CPU kernels
+	$(BIN)/pytest tests/kernels
 
 test-gpu: $(STAMP) ## The tests that need a CUDA device
 	$(BIN)/pytest -m gpu

@@ -157,6 +157,14 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     ray_actor_options: dict[str, object] = {}
     fake: FakeSpec | None = None
     prefix_keys_max: int = 4096
+    constraint_bytes_max: int = 131_072
+    constraint_compile_s: float = 5.0
+    constraints_waiting_max: int = 256
+    constraints_cached_max: int = 128
+    schedule: str = "fcfs"  # fcfs | lpm
+    long_prefill_tokens: int | None = None
+    kv_watermark: float = 0.01
+    kv_soft_quota: float | None = None
     speculative: Speculative = Speculative()
 
     @property
@@ -224,6 +232,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True):
     inter_token_timeout_s: float = 30.0
     retries_max: int = 2
     flights_max: int = 10_000
+    constraint_bytes_max: int = 65_536
+    constraint_check_s: float = 2.0
     prefix_keys_max: int = 32
 
 

@@ -66,6 +66,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     cached: bool = False  # the gateway holds a valid exact answer
     cache_wanted: bool = False  # the client or tenant asked for it, not only the ladder
     prefix_keys: dict[str, tuple[int, ...]] = {}
+    constrained: bool = False  # the answer has to fit a constraint, so no fixed text can stand for it
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):

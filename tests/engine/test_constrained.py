@@ -16,8 +16,8 @@ import torch
 from engine.native_kit import GRAMMARS, ByteVocabulary, Heard, drain, make_core, random_model, run_all, work
 from engine.spec_kit import ScriptedDrafter, eager, foretold
 from engine.test_native_engine import SIZES, Ear
-from rungway.engine.answer import DEAD_END
-from rungway.engine.compiling import INVALID, GrammarLimits
+from rungway.engine.compiling import GrammarLimits
+from rungway.engine.constraint import DEAD_END, INVALID
 from rungway.engine.engine import NativeEngine
 from rungway.engine.grammar import Grammars
 from rungway.engine.protocol import Constraint, Sampling, TokenLogprob, Work

@@ -243,10 +243,10 @@ def test_a_failed_allocation_at_any_call_leaks_nothing(call: int, monkeypatch: p
     core, scheduler, _ = rig(blocks=40, seqs=3, batched=8)
     take, calls = scheduler.pool.take, 0
 
-    def sometimes(count: int) -> list[int] | None:
+    def sometimes(count: int, share: str = "", weight: float = 1.0) -> list[int] | None:
         nonlocal calls
         calls += 1
-        return None if calls == call and count == 1 and len(scheduler.running) > 1 else take(count)
+        return None if calls == call and count == 1 and len(scheduler.running) > 1 else take(count, share, weight)
 
     monkeypatch.setattr(scheduler.pool, "take", sometimes)
     heard = Heard()

@@ -145,12 +145,12 @@ def test_balancing_changes_no_product_and_helps_where_channels_are_uneven(
     watch.watching = True
     with torch.inference_mode():
         reference = read_through(Decoder(arch, state.__getitem__, exact, CPU, None, watch), ids)
-        peaks = {place: layer.peaks for place, layer in watch.watched.items()}
+        known = {place: layer.seen for place, layer in watch.watched.items()}
         uneven, even = (
             likeness(reference, read_through(Decoder(arch, state.__getitem__, INT8, CPU, None, Maker(INT8, seen)), ids))
-            for seen in (None, peaks)
+            for seen in (None, known)
         )
-    assert len(peaks) == 4 * arch.layers
+    assert len(known) == 4 * arch.layers
     assert even.divergence < 0.5 * uneven.divergence and even.good
 
 

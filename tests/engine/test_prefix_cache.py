@@ -147,7 +147,7 @@ def fill(pool: BlockPool, share: str, tokens: list[int]) -> list[int]:
     keys: list[bytes] = []
     table = pool.known.match(share, tokens, keys, len(tokens) // BLOCK)
     pool.share(table)
-    table += pool.take(len(tokens) // BLOCK - len(table)) or []
+    table += pool.take(len(tokens) // BLOCK - len(table), share) or []
     for at in range(len(table)):
         pool.known.learn(share, tokens, keys, table, at)
     pool.release(table)

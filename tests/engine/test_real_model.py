@@ -11,7 +11,6 @@ import torch
 
 from engine.native_kit import generate
 from rungway.engine.assemble import Sizes, directory_parts
-from rungway.engine.bench import decode_ratio
 from rungway.engine.blocks import BlockPool
 from rungway.engine.chat import GUARD
 from rungway.engine.core import Core
@@ -81,8 +80,3 @@ def test_greedy_equals_transformers(model_path: Path, reference: Any) -> None:
     for at, prompt in enumerate(prompts):
         assert tokens[str(at)] == generate(reference, prompt, NEW)
     assert "Paris" in texts["0"] and core.check() == []
-
-
-def test_the_benchmark_runs_both_sides(model_path: Path) -> None:
-    result = decode_ratio(model_path, batch=2, new_tokens=3, rounds=1)
-    assert result["same_first_tokens"] >= 1 and result["ratio"] > 0

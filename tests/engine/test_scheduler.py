@@ -15,6 +15,7 @@ from rungway.engine.blocks import BlockPool
 from rungway.engine.core import Core
 from rungway.engine.drafts import Speculation
 from rungway.engine.protocol import Work
+from rungway.engine.rules import DEFAULT_RULES, Rules
 from rungway.engine.runner import Step
 from rungway.engine.scheduler import Scheduler, Slice
 from rungway.engine.sequence import Sequence
@@ -55,9 +56,15 @@ def rig(
     block_tokens: int = 4,
     context: int = 64,
     speculation: Speculation | None = None,
+    rules: Rules = DEFAULT_RULES,
 ) -> tuple[Core, Scheduler, ScriptedRunner]:
     runner = ScriptedRunner()
-    scheduler = Scheduler(BlockPool(blocks, block_tokens), max_num_seqs=seqs, max_num_batched_tokens=batched)
+    scheduler = Scheduler(
+        BlockPool(blocks, block_tokens, soft_quota=rules.kv_soft_quota),
+        max_num_seqs=seqs,
+        max_num_batched_tokens=batched,
+        rules=rules,
+    )
     core = Core(
         runner,
         ByteVocabulary(),

@@ -212,6 +212,14 @@ def test_template_rung() -> None:
     assert first(judge(ask(), tenant(opt_out=("template",)), rung=6)).kind is OfferKind.MODEL
 
 
+def test_a_fixed_text_never_stands_for_a_constrained_answer() -> None:
+    """The rungs before it still apply: a smaller tier, and a cached answer to the very same request."""
+    assert {offer.kind for offer in judge(ask(constrained=True), rung=6).offers} == {OfferKind.MODEL}
+    assert first(judge(ask(constrained=True), rung=4)).tier == "small"
+    assert first(judge(ask(constrained=True, cached=True), rung=5)).kind is OfferKind.CACHE
+    assert judge(ask(constrained=True), rung=7).offers == ()
+
+
 def test_defer_rung() -> None:
     for of in (ask(), ask(cached=True), ask(action=Action.IDEMPOTENT_WRITE)):
         result = judge(of, rung=7)

@@ -113,9 +113,14 @@ WRONG: dict[str, tuple[dict[str, Any], int, str | None]] = {
     "100 stops": ({"stop": [str(i) for i in range(100)]}, 400, "stop"),
     "unknown role": ({"messages": [{"role": "wizard", "content": "hi"}]}, 400, "messages[0].role"),
     "no content": ({"messages": [{"role": "user", "content": None}]}, 400, "messages[0].content"),
-    "tools": ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
+    "tools": ({"tools": []}, 400, "tools"),
     "tool_choice": ({"tool_choice": "required"}, 400, "tool_choice"),
-    "json_object": ({"response_format": {"type": "json_object"}}, 400, "response_format"),
+    "format": ({"response_format": {"type": "yaml"}}, 400, "response_format.type"),
+    "schema": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
+        400,
+        "response_format",
+    ),
 }
 
 

@@ -44,7 +44,7 @@ class Letters:
     def count(self, text: str) -> int:
         return len(text)
 
-    def render_chat(self, messages: list[dict[str, str]]) -> str:
+    def render_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
         roles = [message["role"] for message in messages if message["role"] != "system"]
         if roles[0] != "user":
             raise PromptError("conversation must begin with a user")

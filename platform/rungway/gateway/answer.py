@@ -13,6 +13,7 @@ from json.encoder import encode_basestring_ascii
 
 from rungway.engine.protocol import TokenLogprob
 from rungway.errors import RequestError
+from rungway.gateway.tool_calls import call_id, finish_of, read_calls
 from rungway.outcomes import CODES
 from rungway.types import Grant, RateInfo, Refusal
 
@@ -157,10 +158,13 @@ def response_id(request_id: str, chat: bool) -> str:
     return ("chatcmpl-" if chat else "cmpl-") + request_id.removeprefix("req_")
 
 
-def body(facts: Facts, stored: Stored, chat: bool) -> bytes:
-    """A whole OpenAI answer: `chat.completion` or `text_completion`."""
+def body(facts: Facts, stored: Stored, chat: bool, calling: bool = False) -> bytes:
+    """A whole OpenAI answer: `chat.completion` or `text_completion`. `calling`: the texts may hold tool calls."""
     choice = _chat_choice if chat else _text_choice
-    choices = ",".join([choice(i, one) for i, one in enumerate(stored.choices)])
+    if calling:
+        choices = ",".join([_calling_choice(facts.request_id, i, one) for i, one in enumerate(stored.choices)])
+    else:
+        choices = ",".join([choice(i, one) for i, one in enumerate(stored.choices)])
     kind = "chat.completion" if chat else "text_completion"
     usage = usage_object(stored.prompt_tokens, stored.cached_tokens, stored.output_tokens)
     return (
@@ -175,6 +179,26 @@ def _chat_choice(index: int, choice: Choice) -> str:
     return (
         f'{{"index":{index},"message":{{"role":"assistant","content":{escape(choice.text)},"refusal":null}},'
         f'"logprobs":{logprobs},"finish_reason":"{choice.finish}"}}'
+    )
+
+
+def _calling_choice(request_id: str, index: int, choice: Choice) -> str:
+    content, calls = read_calls(choice.text)
+    if not calls:
+        return _chat_choice(index, choice)
+    listed = [
+        {
+            "id": call_id(request_id, index, at),
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for at, call in enumerate(calls)
+    ]
+    logprobs = "null" if choice.logprobs is None else chat_logprobs(choice.logprobs)
+    return (
+        f'{{"index":{index},"message":{{"role":"assistant","content":{escape(content) if content else "null"},"refusal":null,'
+        f'"tool_calls":{json.dumps(listed, separators=(",", ":"))}}},'
+        f'"logprobs":{logprobs},"finish_reason":"{finish_of(choice.finish, len(calls))}"}}'
     )
 
 

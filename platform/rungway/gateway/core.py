@@ -18,6 +18,7 @@ from rungway.contracts import ChannelSpec, GatewaySpec
 from rungway.errors import RequestError
 from rungway.gateway.answer import Stored
 from rungway.gateway.catalogue import Catalogue
+from rungway.gateway.constrain import Checks
 from rungway.gateway.faults import Fault
 from rungway.gateway.flight import Flight
 from rungway.gateway.idempotency import Idempotency
@@ -66,6 +67,7 @@ class Gateway:
         self.session_secret = b""  # the controller's, so that all gateways accept the same dashboard sessions
         self.tokenizers = Tokenizers(models_dir)
         self.cache: ExactCache[Stored] = ExactCache()
+        self.checks = Checks()
         self.idempotency: Idempotency[Stored] = Idempotency()
         self.flights: dict[str, Flight] = {}
         self.stopping = False
@@ -104,6 +106,7 @@ class Gateway:
             task.cancel()
         await asyncio.wait(self._tasks)
         self._tasks = []
+        self.checks.close()
         await self._links.stop()
         await self._uplink.stop()
 

@@ -29,6 +29,7 @@ class Broken(StrEnum):
     TIMEOUT = "timeout"
     ERROR = "error"
     EVICTED = "evicted"
+    CONSTRAINT = "constraint"  # the engine cannot enforce it, or not to the end
 
 
 FAULTS: dict[Fault, Meaning] = {
@@ -45,6 +46,7 @@ BROKEN: dict[Broken, Meaning] = {
     Broken.TIMEOUT: (Outcome.TIMEOUT, Code.TIMEOUT, "the engine did not answer in time", None),
     Broken.ERROR: (Outcome.ERROR, Code.INTERNAL, "the engine failed", None),
     Broken.EVICTED: (Outcome.EVICTED, Code.EVICTED, "the request gave way to more urgent work", 1),
+    Broken.CONSTRAINT: (Outcome.ERROR, Code.INVALID_SCHEMA, "the model cannot answer under this constraint", None),
 }
 # What Retry.why may say; an eviction is no fault of its replica.
 WHY = {Broken.EVICTED: Broken.REPLICA_LOST}
@@ -53,4 +55,8 @@ ERRORS = {
     "engine_failed": Broken.REPLICA_LOST,
     "accounting_full": Broken.REPLICA_LOST,
     "evicted": Broken.EVICTED,
+    "invalid_schema": Broken.CONSTRAINT,
+    "dead_end": Broken.CONSTRAINT,
 }
+"""By what stands before the colon in an engine's error."""
+FINAL = frozenset({Broken.CONSTRAINT})  # another try would end the same way

@@ -14,7 +14,7 @@ from rungway.contracts import GatewaySpec
 from rungway.engine.protocol import Delta
 from rungway.errors import RequestError
 from rungway.gateway.call import ClientGone
-from rungway.gateway.faults import BROKEN, FAULTS, WHY, Broken, Fault, Meaning
+from rungway.gateway.faults import BROKEN, FAULTS, FINAL, WHY, Broken, Fault, Meaning
 from rungway.gateway.port import Port
 from rungway.gateway.progress import Progress
 from rungway.gateway.prompts import Lexer
@@ -230,7 +230,8 @@ class Flight:
         return fresh
 
     async def _retry(self, broken: Broken) -> None:
-        if self.ask.action is Action.NON_IDEMPOTENT_WRITE or self._tries > self._spec.retries_max:
+        final = broken in FINAL or self.ask.action is Action.NON_IDEMPOTENT_WRITE
+        if final or self._tries > self._spec.retries_max:
             raise self._failed(BROKEN[broken])
         await self._close_attempt()
         if self.fault is not None:

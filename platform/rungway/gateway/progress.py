@@ -69,7 +69,7 @@ class Progress:
         if delta.finish == "cancelled":
             return None, Broken.REPLICA_LOST  # nobody here asked for it: the replica is shutting down
         if delta.finish == "error":
-            broken = ERRORS.get(delta.error or "", Broken.ERROR)
+            broken = ERRORS.get((delta.error or "").partition(":")[0], Broken.ERROR)
             if not delta.token_ids:
                 return None, broken
             delta = msgspec.structs.replace(delta, finish=None)  # its tokens are good, only its end is not

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rungway.contracts import Version
 from rungway.engine.errors import ModelError, PromptError
@@ -91,12 +91,19 @@ class Rendered(NamedTuple):
 
 
 class Prompt:
-    """What the client sent: chat messages, a text, or token ids; rendered at most once per lexer."""
+    """What the client sent: chat messages, a text, or token ids; rendered at most once per lexer. Messages are as
+    Tokenizer.render_chat takes them, with `tools` that may be called."""
 
     def __init__(
-        self, *, messages: list[dict[str, str]] | None = None, text: str | None = None, ids: list[int] | None = None
+        self,
+        *,
+        messages: list[dict[str, Any]] | None = None,
+        text: str | None = None,
+        ids: list[int] | None = None,
+        tools: list[dict[str, Any]] | None = None,
     ) -> None:
         self.messages = messages
+        self._tools = tools or None
         self._text = text
         self._ids = ids
         self._whole: dict[int, Rendered] = {}
@@ -105,7 +112,7 @@ class Prompt:
     @property
     def chars(self) -> int:
         if self.messages is not None:
-            return sum(len(message["content"]) for message in self.messages)
+            return sum(len(message["content"]) for message in self.messages) + len(str(self._tools or ""))
         return len(self._text) if self._text is not None else len(self._ids or ())
 
     @property
@@ -118,7 +125,7 @@ class Prompt:
         if self.messages is None:
             return self._text or ""
         if len(self.messages) == 1:
-            return self.messages[0]["content"]
+            return str(self.messages[0]["content"])
         return "\n".join(message["content"] for message in self.messages)
 
     @property
@@ -140,10 +147,10 @@ class Prompt:
             found = self._trimmed[id(lexer)] = self._trim(lexer, limit_tokens)
         return found
 
-    def _render(self, lexer: Lexer, messages: list[dict[str, str]] | None) -> Rendered:
+    def _render(self, lexer: Lexer, messages: list[dict[str, Any]] | None) -> Rendered:
         if self._ids is not None:
             return Rendered(" ".join(map(str, self._ids)) if lexer.by_text else "", self._ids, len(self._ids))
-        text = lexer.tokenizer.render_chat(messages) if messages is not None else (self._text or "")
+        text = self._text or "" if messages is None else lexer.tokenizer.render_chat(messages, self._tools)
         if lexer.by_text:
             return Rendered(text, [], max(1, lexer.tokenizer.count(text)))
         ids = lexer.tokenizer.encode(text)
@@ -208,14 +215,16 @@ async def measure(prompt: Prompt, plan: Plan, tokenizers: Tokenizers, catalogue:
     return lengths
 
 
-def _cuts(messages: list[dict[str, str]]) -> list[int]:
-    """How many of the oldest non-system turns may go, fewest first: a user's turn, or the last message, comes next."""
+def _cuts(messages: list[dict[str, Any]]) -> list[int]:
+    """How many of the oldest non-system turns may go, fewest first: a user's turn, or the last message, comes next. Calls
+    and their results go together, so a result that is the last message keeps its user's turn."""
     turns = [message for message in messages[:-1] if message["role"] != "system"]
-    return [k for k in range(1, len(turns) + 1) if k == len(turns) or turns[k]["role"] == "user"]
+    alone = messages[-1]["role"] != "tool"
+    return [k for k in range(1, len(turns) + 1) if (alone if k == len(turns) else turns[k]["role"] == "user")]
 
 
-def _without(messages: list[dict[str, str]], dropped: int) -> list[dict[str, str]]:
-    kept: list[dict[str, str]] = []
+def _without(messages: list[dict[str, Any]], dropped: int) -> list[dict[str, Any]]:
+    kept: list[dict[str, Any]] = []
     for message in messages[:-1]:
         if message["role"] != "system" and dropped > 0:
             dropped -= 1

@@ -12,11 +12,13 @@ from rungway.engine.protocol import Sampling
 from rungway.errors import RequestError
 from rungway.gateway.call import Call
 from rungway.gateway.catalogue import Catalogue, Plan
+from rungway.gateway.constrain import Demand, demand_of
 from rungway.gateway.directives import Directives, read_directives
 from rungway.gateway.identify import Caller
 from rungway.gateway.prefixes import prefix_keys
 from rungway.gateway.prompts import Prompt, measure
-from rungway.gateway.schema import ChatBody, CompletionBody, Message, bad, decode_chat, decode_completion, shown
+from rungway.gateway.schema import ChatBody, CompletionBody, bad, decode_chat, decode_completion, shown
+from rungway.gateway.turns import chat_prompt
 from rungway.outcomes import Code
 from rungway.policies.features import features
 from rungway.types import Ask
@@ -29,7 +31,6 @@ TOP_LOGPROBS_CHAT_MAX = 20
 TOP_LOGPROBS_COMPLETION_MAX = 5
 SEED_BITS = 63
 _TOKENS_MAX = 2**31 - 1
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,6 +42,7 @@ class Reading:
     plan: Plan
     prompt: Prompt
     sampling: Sampling
+    demand: Demand
     directives: Directives
     tenant: Tenant
     chat: bool
@@ -60,17 +62,16 @@ async def read(call: Call, caller: Caller, catalogue: Catalogue) -> Reading:
     stream = bool(body.stream)
     include_usage = _include_usage(body, stream)
     bound = _output_bound(body)
-    n = 1 if body.n is None else _within("n", body.n, 1, N_MAX)
-    best_of = n if body.best_of is None else _within("best_of", body.best_of, n, N_MAX)
-    if stream and best_of > n:
-        raise bad("best_of", "'best_of' above 'n' cannot be streamed")
-    sampling = _sampling(body, bound)
-    prompt = _chat_prompt(body.messages) if isinstance(body, ChatBody) else _completion_prompt(body)
+    n, best_of = _samples(body, stream)
+    demand = demand_of(body)
+    sampling = _sampling(body, bound, demand)
+    prompt = chat_prompt(body.messages, demand.tools) if isinstance(body, ChatBody) else _completion_prompt(body)
     tokenizers = call.gateway.tokenizers
     if prompt.token_ids is not None:
         plan = _same_vocabulary(plan, prompt.token_ids, call, catalogue)
     if sampling.logit_bias:
         _check_bias(sampling.logit_bias, plan, call, catalogue)
+    await call.gateway.checks.check(demand, catalogue.gateway)
     lengths = await measure(prompt, plan, tokenizers, catalogue)
     ask = Ask(
         request_id=call.id,
@@ -92,6 +93,7 @@ async def read(call: Call, caller: Caller, catalogue: Catalogue) -> Reading:
         best_of=best_of,
         deadline_ms=directives.deadline_ms,
         session=directives.session,
+        constrained=demand.constraint is not None,
         prefix_keys=prefix_keys(prompt, plan, tokenizers, catalogue, caller.tenant.name),
         features=features(prompt.written, turns=prompt.turns, max_tokens=bound),
     )
@@ -101,6 +103,7 @@ async def read(call: Call, caller: Caller, catalogue: Catalogue) -> Reading:
         plan=plan,
         prompt=prompt,
         sampling=sampling,
+        demand=demand,
         directives=directives,
         tenant=caller.tenant,
         chat=chat,
@@ -126,6 +129,15 @@ def _include_usage(body: ChatBody | CompletionBody, stream: bool) -> bool:
     return bool(body.stream_options.include_usage)
 
 
+def _samples(body: ChatBody | CompletionBody, stream: bool) -> tuple[int, int]:
+    """`n` and `best_of`."""
+    n = 1 if body.n is None else _within("n", body.n, 1, N_MAX)
+    best_of = n if body.best_of is None else _within("best_of", body.best_of, n, N_MAX)
+    if stream and best_of > n:
+        raise bad("best_of", "'best_of' above 'n' cannot be streamed")
+    return n, best_of
+
+
 def _output_bound(body: ChatBody | CompletionBody) -> int | None:
     bound, name = body.max_tokens, "max_tokens"
     if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
@@ -139,10 +151,8 @@ def _output_bound(body: ChatBody | CompletionBody) -> int | None:
     return min(bound, _TOKENS_MAX)
 
 
-def _sampling(body: ChatBody | CompletionBody, bound: int | None) -> Sampling:
+def _sampling(body: ChatBody | CompletionBody, bound: int | None, demand: Demand) -> Sampling:
     """`max_tokens` here is the client's bound; the grant's own bound replaces it."""
-    if body.response_format is not None and body.response_format.type != "text":
-        raise bad("response_format", 'only \'response_format\': {"type": "text"} is supported in this version')
     if body.seed is not None and body.seed.bit_length() > SEED_BITS:
         raise bad("seed", "'seed' must fit into 64 bits")
     if body.top_p is not None and not 0 < body.top_p <= 1:
@@ -163,6 +173,7 @@ def _sampling(body: ChatBody | CompletionBody, bound: int | None) -> Sampling:
         stop=_stops(body.stop) if body.stop is not None else (),
         logprobs=_logprobs(body),
         ignore_eos=bool(body.ignore_eos),
+        constraint=demand.constraint,
     )
 
 
@@ -210,35 +221,6 @@ def _logprobs(body: ChatBody | CompletionBody) -> int | None:
             raise bad("top_logprobs", "'top_logprobs' needs 'logprobs': true")
         return _within("top_logprobs", body.top_logprobs, 0, TOP_LOGPROBS_CHAT_MAX)
     return 0 if body.logprobs else None
-
-
-def _chat_prompt(given: list[Message]) -> Prompt:
-    if not given:
-        raise bad("messages", "'messages' must hold at least one message")
-    messages: list[dict[str, str]] = []
-    for i, message in enumerate(given):
-        role = _ROLES.get(message.role)
-        if role is None:
-            tool = "tool messages are not supported in this version" if message.role in ("tool", "function") else ""
-            raise bad(f"messages[{i}].role", tool or f"there is no role '{shown(message.role)}'")
-        content = message.content
-        if not isinstance(content, str):
-            content = _joined(message, i)
-        messages.append({"role": role, "content": content})
-    return Prompt(messages=messages)
-
-
-def _joined(message: Message, i: int) -> str:
-    if not isinstance(message.content, list):
-        raise bad(f"messages[{i}].content", "a message needs text content")
-    texts: list[str] = []
-    for j, part in enumerate(message.content):
-        if part.type != "text":
-            raise bad(f"messages[{i}].content[{j}].type", "only content parts of type 'text' are supported")
-        if part.text is None:
-            raise bad(f"messages[{i}].content[{j}].text", "a text part needs 'text'")
-        texts.append(part.text)
-    return "\n".join(texts)
 
 
 def _completion_prompt(body: CompletionBody) -> Prompt:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from rungway.errors import RequestError
+from rungway.gateway.schema_tools import MessageCall, ResponseFormat, StructuredOutputs, ToolChoice, ToolEntry
 from rungway.outcomes import Code
 
 _NULL = Raw(b"null")
@@ -33,8 +34,8 @@ class Message(Struct, forbid_unknown_fields=True):
     name: str | None = None
     refusal: str | None = None
     annotations: list[object] | None = None
-    tool_calls: None = None
-    tool_call_id: None = None
+    tool_calls: list[MessageCall] | None = None
+    tool_call_id: str | None = None
     function_call: None = None
     audio: None = None
 
@@ -42,10 +43,6 @@ class Message(Struct, forbid_unknown_fields=True):
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
-
-
-class ResponseFormat(Struct):
-    type: str
 
 
 class Options(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -69,6 +66,7 @@ class Options(Struct, kw_only=True, forbid_unknown_fields=True):
     best_of: int | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     # harmless: no effect on the answer, never stored, never a label
     user: str | None = None
     metadata: Raw = _NULL
@@ -77,9 +75,6 @@ class Options(Struct, kw_only=True, forbid_unknown_fields=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     # refused
-    tools: None = None
-    tool_choice: None = None
-    parallel_tool_calls: None = None
     functions: None = None
     function_call: None = None
 
@@ -91,6 +86,9 @@ class ChatBody(Options, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[ToolEntry] | None = None
+    tool_choice: str | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     audio: None = None
     modalities: None = None
     prediction: None = None
@@ -108,6 +106,9 @@ class CompletionBody(Options, kw_only=True, forbid_unknown_fields=True):
     logprobs: int | None = None
     echo: bool | None = None
     suffix: None = None
+    tools: None = None
+    tool_choice: None = None
+    parallel_tool_calls: None = None
 
 
 HARMLESS = (

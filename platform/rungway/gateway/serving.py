@@ -9,10 +9,12 @@ from dataclasses import replace
 import msgspec
 
 from rungway.clock import NS_PER_MS, NS_PER_S, monotonic_ns
+from rungway.engine.protocol import Constraint
 from rungway.errors import RequestError
 from rungway.gateway.answer import Choice, Stored
 from rungway.gateway.call import Call
 from rungway.gateway.catalogue import Catalogue
+from rungway.gateway.conform import conforms
 from rungway.gateway.faults import Fault
 from rungway.gateway.flight import Flight
 from rungway.gateway.read import Reading
@@ -73,7 +75,9 @@ class Serving:
         """Run the grant; the client gets deltas as they come, or one body at the end."""
         flight, reading, memory = self._flight, self._reading, self._memory
         assert flight is not None and reading is not None and memory is not None
-        answering = self._answering = Answering(self._call, reading, keeping=memory.keeping)
+        constraint = reading.demand.constraint
+        keeping = memory.keeping or constraint is not None
+        answering = self._answering = Answering(self._call, reading, keeping=keeping)
         flight.begin(grant)
         finishes: set[str | None] = set()
         while (deltas := await flight.deltas()) is not None:
@@ -87,9 +91,22 @@ class Serving:
         usage = flight.progress.usage
         tokens = (usage.prompt_tokens, usage.cached_tokens, flight.progress.output_tokens)
         stored = answering.stored(tokens)
-        if stored is not None and flight.grant is not None:
+        good = stored is None or constraint is None or await self._good(reading, constraint, stored)
+        if stored is not None and flight.grant is not None and good:
             memory.keep(reading, flight.grant, stored)
         await answering.end(stored, tokens)
+
+    async def _good(self, reading: Reading, constraint: Constraint, stored: Stored) -> bool:
+        """Counts answers that ended by themselves and do not fit. One that the client's own stop string cut need not."""
+        if reading.sampling.stop:
+            return True
+        good = True
+        for choice in stored.choices:
+            if choice.finish == "stop" and not await asyncio.to_thread(conforms, constraint, choice.text):
+                good = False
+                _log.error("%s: an answer does not fit its %s", self._call.id, constraint.kind)
+                self._call.gateway.count("structured_output_failures_total", (reading.tenant.name,))
+        return good
 
     async def canned(self, grant: Grant, catalogue: Catalogue) -> None:
         """A cached answer or the configured template, as an ordinary completion."""
@@ -103,14 +120,14 @@ class Serving:
             stored = replace(hit, request_id=call.id, created=created, facts=call.facts)
             flight.end(Outcome.CACHE_HIT)
             memory.keep(reading, grant, stored)
-        elif grant.offer.kind is OfferKind.TEMPLATE:
+        elif grant.offer.kind is OfferKind.TEMPLATE and reading.demand.constraint is None:
             text = reading.tenant.template or catalogue.ladder.template
             stored = Stored(call.id, created, call.facts, (Choice(text, "stop", None),) * reading.ask.n, 0, 0, 0)
             call.facts.served = "template"
             flight.end(Outcome.TEMPLATE)
         else:
             flight.end(Outcome.ERROR, Code.INTERNAL)
-            raise RequestError(Code.INTERNAL, "a cached answer was granted that is not here")
+            raise RequestError(Code.INTERNAL, "a stored answer was granted that is not here or does not fit")
         self._answering = Answering(call, reading, created)
         await replay(self._answering, stored)
 

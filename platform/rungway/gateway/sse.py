@@ -49,19 +49,25 @@ class Frames:
             return ""
         return self._long(delta, head is None)
 
+    def wrap(self, choice: str) -> str:
+        """One choice as a frame; the first of the answer says where it comes from."""
+        base = self._base
+        if self._unsaid:
+            self._unsaid = False
+            base += f',"rungway":{rungway_object(self._facts)}'
+        return f'{base},"choices":[{choice}]}}\n\n'
+
     def usage(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> str:
         """The frame that `stream_options.include_usage` asks for."""
         return f'{self._base},"choices":[],"usage":{usage_object(prompt_tokens, cached_tokens, output_tokens)}}}\n\n'
 
     def _long(self, delta: Delta, first: bool) -> str:
         """The frame with everything: role, logprobs, finish reason."""
-        base, index = self._base, delta.index
-        if self._unsaid:
-            self._unsaid = False
-            base += f',"rungway":{rungway_object(self._facts)}'
-        opened = f',"choices":[{{"index":{index},'
+        index = delta.index
         if first:
-            self._heads[index] = self._base + opened + ('"delta":{"content":' if self._chat else '"text":')
+            self._heads[index] = f'{self._base},"choices":[{{"index":{index},' + (
+                '"delta":{"content":' if self._chat else '"text":'
+            )
         logprobs = "null" if delta.logprobs is None else self._logprobs(index, delta.logprobs)
         finish = "null" if delta.finish is None else f'"{delta.finish}"'
         if not self._chat:
@@ -70,7 +76,7 @@ class Frames:
             said = f'"delta":{{"role":"assistant","content":{escape(delta.text)}}}'
         else:
             said = f'"delta":{{"content":{escape(delta.text)}}}' if delta.text else '"delta":{}'
-        return f'{base}{opened}{said},"logprobs":{logprobs},"finish_reason":{finish}}}]}}\n\n'
+        return self.wrap(f'{{"index":{index},{said},"logprobs":{logprobs},"finish_reason":{finish}}}')
 
     def _logprobs(self, index: int, tokens: list[TokenLogprob]) -> str:
         if self._chat:

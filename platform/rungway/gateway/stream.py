@@ -13,6 +13,7 @@ from rungway.gateway.answer import Choice, Stored, body, json_headers, sse_heade
 from rungway.gateway.call import Call
 from rungway.gateway.read import Reading
 from rungway.gateway.sse import DONE, Frames, error_frame
+from rungway.gateway.tool_frames import CallFrames
 
 
 class Gathered:
@@ -62,7 +63,7 @@ class Answering:
         self._call = call
         self._reading = reading
         self._created = call.received_wall_ns // NS_PER_S if created is None else created
-        self._frames = Frames(call.facts, self._created, reading.chat) if reading.stream else None
+        self._frames = _frames(call, reading, self._created) if reading.stream else None
         self._gathered = Gathered() if keeping or not reading.stream else None
 
     async def write(self, deltas: list[Delta]) -> None:
@@ -79,7 +80,7 @@ class Answering:
         """`stored` is the whole answer where it was gathered; `tokens` = prompt, cached, output."""
         if self._frames is None:
             assert stored is not None, "a unary answer is always gathered"
-            whole = body(self._call.facts, stored, self._reading.chat)
+            whole = body(self._call.facts, stored, self._reading.chat, self._reading.demand.calling)
             await self._call.respond(200, json_headers(self._call.facts, len(whole)), whole)
             return
         await self._send((self._frames.usage(*tokens) if self._reading.include_usage else "") + DONE, False)
@@ -104,6 +105,10 @@ class Answering:
             call.started = True
             await call.send({"type": "http.response.start", "status": 200, "headers": sse_headers(call.facts)})
         await call.send({"type": "http.response.body", "body": text.encode("ascii"), "more_body": more})
+
+
+def _frames(call: Call, reading: Reading, created: int) -> Frames:
+    return CallFrames(call.facts, created) if reading.demand.calling else Frames(call.facts, created, reading.chat)
 
 
 async def replay(answering: Answering, stored: Stored) -> None:

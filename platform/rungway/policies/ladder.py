@@ -42,7 +42,7 @@ CAPS: dict[RungName, str] = {
     RungName.CONTEXT_TRIM: "old turns are dropped from prompts longer than the context limit",
     RungName.SMALL_TIER: "the smallest tier that the contract opens serves, whatever was asked for",
     RungName.CACHED_ANSWER: "a valid exact answer from the tenant's own cache is given even if none was asked for",
-    RungName.TEMPLATE: "a fixed text instead of a model, except for actions that write",
+    RungName.TEMPLATE: "a fixed text instead of a model, except for actions that write and for constrained answers",
     RungName.DEFER: "nothing is offered: 503 with Retry-After",
 }
 

@@ -159,7 +159,7 @@ class _Judge:
             return _rejected(view, Why.TENANT_MODELS)
         if terms.caps(RungName.DEFER, rung):
             return Why.DEFERRED
-        if ask.action not in _SIDE_EFFECTS and terms.caps(RungName.TEMPLATE, rung):
+        if ask.action not in _SIDE_EFFECTS and not ask.constrained and terms.caps(RungName.TEMPLATE, rung):
             return Why.RUNG
         trim = terms.caps(RungName.CONTEXT_TRIM, rung)
         smaller = view.tier.rank < self.best_rank

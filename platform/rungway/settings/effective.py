@@ -85,6 +85,8 @@ def _version(version: Version) -> dict[str, Any]:
     values["replicas"] = {"min": values.pop("replicas_min"), "max": values.pop("replicas_max")}
     values["replica_cost_usd_per_hour"] = _usd(values.pop("replica_cost_nusd_per_hour"))
     values["kv_blocks"] = "auto" if version.kv_blocks is None else version.kv_blocks
+    values["long_prefill_tokens"] = "auto" if version.long_prefill_tokens is None else version.long_prefill_tokens
+    values["kv_soft_quota"] = "off" if version.kv_soft_quota is None else version.kv_soft_quota
     if version.fake is None:
         del values["fake"]
     return values

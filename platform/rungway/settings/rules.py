@@ -45,12 +45,15 @@ def whole(low: int = 0, high: int = COUNT_MAX, *, unlimited: bool = False, words
     return Rule(allowed, parse, unlimited=unlimited)
 
 
-def number(low: float = 0.0, high: float = 1e12, *, above: bool = False) -> Rule:
-    """A finite number from `low` to `high`; `above`: `low` itself is not allowed."""
+def number(low: float = 0.0, high: float = 1e12, *, above: bool = False, words: tuple[str, ...] = ()) -> Rule:
+    """A finite number from `low` to `high`; `above`: `low` itself is not allowed. `words` are read as None."""
     bound = f"more than {low:g}" if above else f"at least {low:g}"
     allowed = f"a number, {bound}" + (f" and at most {high:g}" if high < 1e12 else "")
+    allowed = " or ".join([allowed, *(f"`{word}`" for word in words)])
 
-    def parse(value: Any, names: Names) -> float:
+    def parse(value: Any, names: Names) -> float | None:
+        if isinstance(value, str) and value in words:
+            return None
         value = _number(value)
         if not low <= value <= high or (above and value == low):
             raise ValueError

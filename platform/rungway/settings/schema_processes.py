@@ -39,6 +39,13 @@ class Gateway(Section):
     )
     retries_max: CountOrZero = Field(default=_GATEWAY.retries_max, description="Attempts after the first.")
     flights_max: Count = Field(default=_GATEWAY.flights_max, description="Requests that one gateway holds at a time.")
+    constraint_bytes_max: Count = Field(
+        default=_GATEWAY.constraint_bytes_max,
+        description="Largest JSON schema, expression, grammar or tool list, bytes.",
+    )
+    constraint_check_s: Positive = Field(
+        default=_GATEWAY.constraint_check_s, description="Longest time that a gateway checks one for."
+    )
     prefix_keys_max: Annotated[int, rules.whole(0, 64)] = Field(
         default=_GATEWAY.prefix_keys_max,
         description="Leading prompt blocks that a gateway names to the controller, for placement by locality; 0 = none.",

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from rungway import contracts
 from rungway.settings import rules
-from rungway.settings.rules import Count, NotNegative, Usd
+from rungway.settings.rules import Count, NotNegative, Positive, Usd
 from rungway.settings.section import Section, refuse
 
 BACKENDS = ("native", "fake")
@@ -120,10 +120,33 @@ class Version(Section):
     ray_actor_options: Annotated[dict[str, Any], rules.plain_mapping()] = Field(
         default_factory=dict, description="More options for Ray, passed on as they are."
     )
+    schedule: Annotated[str, rules.one_of("fcfs", "lpm")] = Field(
+        default="fcfs",
+        description="Order of a tenant's own requests in the engine: by age, or longest cached prefix first within bounds.",
+    )
+    long_prefill_tokens: Annotated[int | None, rules.whole(1, words=("auto",))] = Field(
+        default=None,
+        description="Most tokens of one prompt in a step that others share. `auto`: so many that a step with it takes at most 2.5 times what its decodes take alone, as measured, and at most half a step.",
+    )
+    kv_watermark: Annotated[float, rules.number(0, 0.5)] = Field(
+        default=0.01, description="Part of the KV blocks that an admission leaves free while others run."
+    )
+    kv_soft_quota: Annotated[float | None, rules.number(0, 1, above=True, words=("off",))] = Field(
+        default=None,
+        description="Part of the KV blocks, cached ones included, that a tenant may hold per unit of its weight before its blocks are the first to go.",
+    )
     prefix_keys_max: Annotated[int, rules.whole(0, 65_536)] = Field(
         default=4096,
         description="Prefix blocks whose keys a replica tells the controller, for placement by locality; 0 = none.",
     )
+    constraint_bytes_max: Count = Field(
+        default=131_072, description="Largest constraint that a replica compiles, bytes; above the gateway's."
+    )
+    constraint_compile_s: Positive = Field(default=5.0, description="Longest time to compile a constraint.")
+    constraints_waiting_max: Count = Field(
+        default=256, description="Requests of a replica that may wait for their constraint at a time."
+    )
+    constraints_cached_max: Count = Field(default=128, description="Compiled constraints that a replica keeps.")
     fake: Fake | None = Field(default=None, description="Behaviour of the fake engine.")
 
     speculative: Speculative = Field(default_factory=Speculative, description="Several tokens in one step.")

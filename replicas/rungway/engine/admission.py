@@ -6,7 +6,10 @@ way: a running sequence that lacks the block for its next token, and a head of a
 
 from __future__ import annotations
 
+import math
+
 from rungway.engine.fairness import FairQueue
+from rungway.engine.lpm import PrefixOrder
 from rungway.engine.running import Running
 from rungway.engine.sequence import Sequence, Status
 from rungway.engine.tables import Tables
@@ -16,12 +19,23 @@ from rungway.engine.victims import enough_for, least_worth_keeping
 class Admission:
     """Moves sequences between the queue and the rows."""
 
-    def __init__(self, tables: Tables, running: Running, waiting: FairQueue) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        running: Running,
+        waiting: FairQueue,
+        order: PrefixOrder | None = None,
+        *,
+        watermark: float,
+    ) -> None:
+        """`watermark`: part of the blocks that stays free at an admission while others run."""
         self.preemptions = 0
+        self._kept_free = math.ceil(watermark * tables.pool.total)
         self._tables = tables
         self._pool = tables.pool
         self._running = running
         self._waiting = waiting
+        self._order = order
 
     def enqueue(self, seq: Sequence) -> None:
         seq.status = Status.WAITING
@@ -44,7 +58,7 @@ class Admission:
         for seq in sorted(hungry, key=_by_urgency) if hungry else ():
             while seq.status is Status.RUNNING and self._tables.missing(seq) > 0:
                 if not self._tables.take(seq, 1) and not self._tables.drop_waiting(keep=None):
-                    victim = least_worth_keeping(self._running)
+                    victim = least_worth_keeping(self._running, self._pool.over_quota)
                     self.preempt(victim)
                     given_way = victim.priority if given_way is None else min(given_way, victim.priority)
         hungry.clear()
@@ -59,9 +73,10 @@ class Admission:
                 head,
                 self._running,
                 rows_free=self._running.rows_free,
-                blocks_short=lambda gone: missing + len(self._running) - gone - self._pool.free,  # noqa: B023
+                blocks_short=lambda gone: missing + self._spare(gone) - self._pool.free,  # noqa: B023
                 frees=lambda seq: self._pool.exclusive(seq.blocks),
                 got=self._waiting.got,
+                over=self._pool.over_quota,
             )
             for victim in victims or ():
                 self.preempt(victim)
@@ -81,19 +96,24 @@ class Admission:
         missing = self._tables.missing(seq)
         if idle and missing > self._pool.free:
             self._tables.drop_waiting(keep=seq)
-        # while others run, one spare block each keeps the newcomer from being preempted at once
-        spare = 0 if idle else len(self._running)
-        if missing + spare > self._pool.free or not self._tables.take(seq, missing):
+        if missing + self._spare() > self._pool.free or not self._tables.take(seq, missing):
             return None
         self._tables.runs(seq)
-        self._waiting.remove(seq)
-        self._waiting.owe(seq)
+        self._waiting.admitted(seq)
         seq.status = Status.RUNNING
         self._running.enter(seq)
         seq.charged = max(seq.charged, seq.computed)  # what was found costs nothing
+        if self._order is not None:
+            self._order.started(seq)
         if seq.group.cached is None:
             seq.group.cached = min(seq.computed, len(seq.group.work.prompt_ids))
         return seq
+
+    def _spare(self, gone: int = 0) -> int:
+        """Blocks to leave free once `gone` more have stopped running: one for each that runs, or the newcomer would be
+        preempted at once, and no less than the watermark."""
+        left = len(self._running) - gone
+        return max(left, self._kept_free) if left > 0 else 0
 
     def _urgent(self) -> Sequence | None:
         """The head of the queue where it is of a more urgent band than something that runs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rungway.engine.constraint import DEAD_END
 from rungway.engine.detokenize import Detokenizer
 from rungway.engine.guide import Guide
 from rungway.engine.protocol import Delta, EngineUsage, TokenLogprob, Work
@@ -11,8 +12,6 @@ from rungway.engine.sampler import Sampled
 from rungway.engine.sequence import Sequence
 from rungway.engine.tokenizer import Vocabulary
 from rungway.engine.validate import SEQUENCES_MAX
-
-DEAD_END = "dead_end: no token may follow under the request's constraint"
 
 
 class Said(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ from rungway.engine.checkpoint import open_weights
 from rungway.engine.errors import ModelError
 from rungway.engine.model import Decoder, Weights
 from rungway.engine.ops import Ops
-from rungway.engine.precision import Maker, Precision, candidates
+from rungway.engine.precision import Maker, candidates, plain
 from rungway.engine.runner import TorchRunner
 from rungway.engine.selftest import likeness, probe_ids, read_through
 from rungway.engine.stored import StoredWeights
 from rungway.engine.tokenizer import HfTokenizer, Vocabulary
-from rungway.engine.weights import read_config
+from rungway.engine.weights import DirectoryWeights, read_config
 
 CPU_KV_BYTES_MAX = 2 << 30
 GPU_KV_SHARE_MAX = 0.8  # of the memory that is free once the weights are loaded
@@ -86,33 +87,46 @@ def _model(
     ops: Ops | None = None,
 ) -> Decoder:
     """The model in the fastest numbers that are good enough. One in fewer bits has to agree with the plain one, which is
-    gone from memory before the other is made."""
+    gone from memory before the other is made. Four bits that were asked for are taken whatever they answer; the plain
+    model is read for what its channels carry, if it fits."""
     form = weights.form if isinstance(weights, StoredWeights) else None
     *fewer_bits, last = candidates(dtype, arch, device, form)
-    _say(dtype, form, last)
-    if fewer_bits:
-        ids = probe_ids(vocabulary, arch.context)
-        watch = Maker(last)
-        watch.watching = True
-        expected = read_through(Decoder(arch, weights, last, device, ops, watch), ids)
-        peaks = {place: layer.peaks for place, layer in watch.watched.items()}
-        del watch
-    for kind in fewer_bits:
-        model = Decoder(arch, weights, kind, device, ops, Maker(kind, peaks))
+    if form is not None and not last.stored:
+        _log.info("the checkpoint is quantised; its weights are dequantised at load, dtype %s", dtype)
+    asked = [last] if last.int4 and plain_fits(weights, device) else []
+    if not fewer_bits and not asked:
+        if last.int8 or last.int4:
+            _log.info("%s is taken as asked for, without a test of its answers", last.name)
+        return Decoder(arch, weights, last, device, ops)
+    reference = plain(torch.bfloat16) if asked else last
+    ids = probe_ids(vocabulary, arch.context)
+    watch = Maker(reference)
+    watch.watching = True
+    expected = read_through(Decoder(arch, weights, reference, device, ops, watch), ids)
+    seen = {place: layer.seen for place, layer in watch.watched.items()}
+    del watch
+    for kind in (*fewer_bits, *asked):
+        model = Decoder(arch, weights, kind, device, ops, Maker(kind, seen))
         alike = likeness(expected, read_through(model, ids))
-        if alike.good:
+        if alike.good or kind in asked:
+            _log.info("%s beside %s: %s", kind.name, reference.name, alike)
             return model
-        _log.info("%s answers differ too much from %s: %s", kind.name, last.name, alike)
+        _log.info("%s answers differ too much from %s: %s", kind.name, reference.name, alike)
         del model  # before the next one is made
     return Decoder(arch, weights, last, device, ops)
 
 
-def _say(dtype: str, form: str | None, last: Precision) -> None:
-    """What an operator should know of how the weights are taken, beyond the name of the precision."""
-    if form is not None and not last.stored:
-        _log.info("the checkpoint is quantised; its weights are dequantised at load, dtype %s", dtype)
-    if last.int8 or last.int4:
-        _log.info("dtype %s is taken as asked for, without a test of its answers", last.name)
+def plain_fits(weights: Weights, device: torch.device) -> bool:
+    """Whether the plain model may be made first, in half of the memory that is free. True for weights that are in memory."""
+    if not isinstance(weights, DirectoryWeights):
+        return True
+    if device.type == "cuda":
+        return weights.nbytes <= torch.cuda.mem_get_info(device)[0] // 2
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return False
+    return weights.nbytes <= free // 2
 
 
 @torch.inference_mode()

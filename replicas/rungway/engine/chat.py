@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rungway.engine.errors import ModelError, PromptError
@@ -33,8 +33,20 @@ def shield(text: str, specials: re.Pattern[str] | None, literals: Sequence[str])
     return shielded
 
 
+def shield_all(value: Any, specials: re.Pattern[str] | None, literals: Sequence[str]) -> Any:
+    """`shield` on every string of a JSON-like value, names of members included."""
+    if isinstance(value, str):
+        return shield(value, specials, literals)
+    if isinstance(value, list):
+        return [shield_all(item, specials, literals) for item in value]
+    if isinstance(value, dict):
+        return {shield(name, specials, literals): shield_all(item, specials, literals) for name, item in value.items()}
+    return value
+
+
 class ChatTemplate:
-    """A compiled template, in the sandbox and with the options that templates are written for (as in transformers)."""
+    """A compiled template, in the sandbox and with the options that templates are written for (as in transformers).
+    `takes_tools`: it says something of `tools` by itself."""
 
     def __init__(self, source: str, variables: dict[str, str]) -> None:
         """`variables`: bos_token and the like. Raises ModelError when the template does not compile."""
@@ -46,13 +58,14 @@ class ChatTemplate:
         self._variables = variables
         try:
             self._template = env.from_string(source)
+            self.takes_tools = "tools" in meta.find_undeclared_variables(env.parse(source))
         except TemplateError as error:
             raise ModelError(f"the model's chat template does not compile: {error}") from error
 
-    def render(self, messages: list[dict[str, str]]) -> str:
+    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
         """The prompt up to and including the assistant's opening. Raises PromptError when the template refuses."""
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._variables)
+            return self._template.render(messages=messages, tools=tools, add_generation_prompt=True, **self._variables)
         except (TemplateError, TypeError, KeyError) as error:
             raise PromptError(f"the chat template refuses these messages: {error}") from error
 

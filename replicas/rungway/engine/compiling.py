@@ -8,12 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rungway.engine.constraint import TEXT_BYTES_MAX, ConstraintError
+from rungway.engine.constraint import INVALID, TEXT_BYTES_MAX, ConstraintError
 from rungway.engine.grammar import CACHED_MAX, Grammar, Grammars
 from rungway.engine.protocol import Constraint, Work
 from rungway.engine.tokenizer import Vocabulary
-
-INVALID = "invalid_schema: "
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ from llguidance import LLMatcher, LLParserLimits
 
 from rungway.engine.protocol import Constraint
 
-TEXT_BYTES_MAX = 65_536
+TEXT_BYTES_MAX = 131_072
+INVALID = "invalid_schema: "
+DEAD_END = "dead_end: no token may follow under the request's constraint"
 CALLS_MAX = 16
 _DEPTH_MAX = 64
 _CHOICES_MAX = 1024

@@ -212,7 +212,9 @@ class Core:
     def _measure(self, rows: int, decoding: int, deltas: list[Delta]) -> None:
         """Of a step's rows so many were of decoding sequences. Steps with drafts have no others."""
         said = sum(len(delta.token_ids) for delta in deltas)
-        self._meter.stop(prefilled=rows - decoding, decoded=said if rows == decoding else min(said, decoding))
+        decoded = said if rows == decoding else min(said, decoding)
+        spent_ns = self._meter.stop(prefilled=rows - decoding, decoded=decoded)
+        self._scheduler.chunks.learn(decoding, rows - decoding, spent_ns)
         if self._speculation is not None and rows == decoding:
             self._speculation.timed(rows, len(deltas))
 

@@ -62,10 +62,16 @@ class NativeEngine:
         self.kv_tokens = sizes.kv_tokens
         self.context = sizes.context
         scheduler = Scheduler(
-            BlockPool(sizes.kv_blocks, sizes.block_tokens, published=Published(rules.prefix_keys_max)),
+            BlockPool(
+                sizes.kv_blocks,
+                sizes.block_tokens,
+                published=Published(rules.prefix_keys_max),
+                soft_quota=rules.kv_soft_quota,
+            ),
             max_num_seqs=sizes.max_num_seqs,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             prefix_cache=prefix_cache,
+            rules=rules,
         )
         self._core = Core(
             runner,

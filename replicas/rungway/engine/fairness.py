@@ -7,8 +7,10 @@ the least counter among the active ones, so that idling earns no credit.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Container, Iterable, Iterator, Set
+from typing import Protocol
 
 from rungway.engine.sequence import Sequence
 
@@ -18,10 +20,18 @@ _FEW = 64
 _NOTHING = 1e-6  # of a token
 
 
+class LineOrder(Protocol):
+    """Who of one share's line goes next; None where all are held back for a moment."""
+
+    def pick(self, line: deque[Sequence]) -> Sequence | None: ...
+
+
 class FairQueue:
     """Waiting sequences, in each share's line by age; those that come back from running stand where they stood."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: LineOrder | None = None) -> None:
+        """`order` None: by age inside a share."""
+        self._order = order
         self._bands: dict[int, dict[str, deque[Sequence]]] = {}
         self._spent: dict[str, float] = {}
         self._owed: dict[str, float] = {}
@@ -59,26 +69,55 @@ class FairQueue:
 
     def head(self) -> Sequence | None:
         """The sequence to admit next, left in place: of the most urgent band the share that got least, counting what its
-        admitted sequences are about to get."""
+        admitted sequences are about to get. Where all of that share are held back (lpm.py), others may go as if its oldest
+        had been admitted: as far, and no further."""
         if not self._bands:
             return None
         band = self._bands[min(self._bands)]
+        if self._order is None:
+            return band[self._least(band)][0]
+        passed: set[str] = set()
+        limit = math.inf
+        while len(passed) < len(band):
+            share = self._least(band, passed)
+            if self.got(share) > limit:
+                return None
+            chosen = self._order.pick(band[share])
+            if chosen is not None:
+                return chosen
+            limit = min(limit, self.got(share) + self._due(band[share][0]))
+            passed.add(share)
+        return None
+
+    def _least(self, band: dict[str, deque[Sequence]], passed: Container[str] = ()) -> str:
         spent, owed, floor = self._spent, self._owed, self._floor
         best: tuple[float, int] | None = None
         for share, line in band.items():
             got = spent.get(share, floor) + owed.get(share, 0.0)
-            if best is None or got < best[0] or (got == best[0] and line[0].arrival < best[1]):
-                best, chosen = (got, line[0].arrival), line[0]
+            if best is not None and (got > best[0] or (got == best[0] and line[0].arrival > best[1])):
+                continue
+            if share not in passed:
+                best, chosen = (got, line[0].arrival), share
         return chosen
+
+    def admitted(self, seq: Sequence) -> None:
+        """`seq`, which `head` chose, leaves the queue to run."""
+        oldest = self._bands[seq.priority][seq.share][0]
+        if oldest is not seq:
+            oldest.skips += 1
+        self.remove(seq)
+        seq.owed = self._due(seq)
+        self._owed[seq.share] = self._owed.get(seq.share, 0.0) + seq.owed
+
+    @staticmethod
+    def _due(seq: Sequence) -> float:
+        """What a sequence costs its share from its admission on: its tokens count for the order at once and are charged
+        when computed."""
+        return INPUT_COST * max(0, len(seq.tokens) - max(seq.charged, seq.computed)) / seq.weight
 
     def got(self, share: str) -> float:
         """A share's counter with what it owes."""
         return self._spent.get(share, self._floor) + self._owed.get(share, 0.0)
-
-    def owe(self, seq: Sequence) -> None:
-        """A sequence was admitted: its tokens count for the order at once and are charged when computed."""
-        seq.owed = INPUT_COST * max(0, len(seq.tokens) - max(seq.charged, seq.computed)) / seq.weight
-        self._owed[seq.share] = self._owed.get(seq.share, 0.0) + seq.owed
 
     def paid(self, seq: Sequence, tokens: int) -> None:
         """So many of the tokens that an admitted sequence owes are computed."""

@@ -19,7 +19,10 @@ class FakeBlocks:
         self._size = profile.block_tokens
         self._cache = profile.prefix_cache
         self._pool = BlockPool(
-            profile.kv_blocks, profile.block_tokens, published=Published(profile.prefix_keys_max if self._cache else 0)
+            profile.kv_blocks,
+            profile.block_tokens,
+            published=Published(profile.prefix_keys_max if self._cache else 0),
+            soft_quota=profile.kv_soft_quota,
         )
 
     @property
@@ -42,7 +45,7 @@ class FakeBlocks:
             found = self._pool.known.match(request.work.share, request.tokens, request.keys, whole)
             self._pool.share(found)
         need = -(-(stream.context + 1) // self._size)
-        taken = self._pool.take(need - len(found))
+        taken = self._pool.take(need - len(found), request.work.share, request.work.weight)
         if taken is None:
             self._pool.release(found)
             return False
@@ -65,7 +68,8 @@ class FakeBlocks:
 
     def grow(self, stream: Stream, blocks: int) -> None:
         """So many more blocks, which are free."""
-        taken = self._pool.take(blocks)
+        work = stream.request.work
+        taken = self._pool.take(blocks, work.share, work.weight)
         assert taken is not None, "growth without room"
         stream.blocks += taken
         stream.room += blocks * self._size

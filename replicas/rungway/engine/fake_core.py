@@ -13,7 +13,7 @@ import heapq
 import math
 
 from rungway.engine.fake_blocks import FakeBlocks
-from rungway.engine.fake_script import LOGPROBS, WORDS, ScriptError, prompt_length, read_script, token_logprob
+from rungway.engine.fake_script import LOGPROBS, WORDS, prompt_length, script_of, token_logprob
 from rungway.engine.fake_stream import FakeProfile, Rate, Request, Stream, refused
 from rungway.engine.protocol import Delta, EngineStats, TokenLogprob, Work
 
@@ -46,11 +46,8 @@ class FakeCore:
         """Take a request; it is admitted, or its error is out, at the next step."""
         self._dirty = True
         prompt = prompt_length(work)
-        try:
-            script = read_script(work.prompt_text)
-            error = self._unfit(work, prompt)
-        except ScriptError as unreadable:
-            error = str(unreadable)
+        script, error = script_of(work)
+        error = error or self._unfit(work, prompt)
         if error is not None:
             self._out += refused(work, error)
             return

@@ -1,6 +1,6 @@
 """What one request to the fake engine says and how: its words, its directives, its invented log-probabilities.
 
-Text is a function of (prompt, seed, sequence, position) alone, so a run that was cut anywhere continues on another
+Text is a function of (prompt, seed, sequence, position) alone, or, under a constraint, of that alone (fake_guided.py), so a run that was cut anywhere continues on another
 engine exactly where the emitted tokens end. Token ids: `WORD_COUNT` words with a leading space, then the same words
 without it (the first of a text), then the 256 bytes, which only the directive `emit` uses.
 
@@ -9,6 +9,7 @@ Directives stand anywhere in `Work.prompt_text`; of two of a name the last one h
     [[tokens=N]]      stop after N tokens (finish "stop"; "length" where max_tokens is not above N)
     [[eos_after=N]]   an end-of-sequence token after N tokens: finish "stop", unless `ignore_eos`
     [[emit=TEXT]]     say TEXT (percent-encoded UTF-8), one byte a token
+    [[calls=N]]       call the first of the request's tools N times, where it has tools
     [[ttft_ms=X]]     time to the first token, instead of the profile's (prefill time is added as usual)
     [[tpot_ms=X]]     time per further token
     [[fail_after=K]]  finish "error" once K tokens are out; a resumed attempt that starts at or past K fails at once
@@ -21,10 +22,10 @@ import hashlib
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import unquote_to_bytes
 
-from rungway.engine.protocol import TokenLogprob, Work
+from rungway.engine.protocol import Constraint, TokenLogprob, Work
 
 _ONSETS = ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "ch", "st")
 _SYLLABLES = tuple(onset + vowel for onset in _ONSETS for vowel in ("a", "o"))
@@ -57,6 +58,7 @@ class Script:
     tokens: int | None = None
     eos_after: int | None = None
     emit: bytes | None = None
+    calls: int = 0
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     fail_after: int | None = None
@@ -80,6 +82,7 @@ _READERS: dict[str, Callable[[str | None], int | float | bytes]] = {
     "eos_after": _count,
     "fail_after": _count,
     "hang": _hang,
+    "calls": _count,
     "ttft_ms": _ms,
     "tpot_ms": _ms,
     "emit": lambda text: unquote_to_bytes(text or ""),
@@ -104,6 +107,30 @@ def read_script(prompt_text: str) -> Script:
             raise ScriptError(f"the directive {match[0]} must be finite and not negative")
         found[match[1]] = value
     return Script(**found)  # type: ignore[arg-type]
+
+
+def script_of(work: Work) -> tuple[Script, str | None]:
+    """What a request directs, and why it cannot be followed."""
+    try:
+        script = read_script(work.prompt_text)
+    except ScriptError as unreadable:
+        return _PLAIN, str(unreadable)
+    constraint = work.sampling.constraint
+    return (script, None) if constraint is None else _constrained(script, constraint)
+
+
+def _constrained(script: Script, constraint: Constraint) -> tuple[Script, str | None]:
+    """The script with a text that fits. A text that the prompt directs has to fit by itself."""
+    # Imported here: the grammar library and NumPy are needed by constrained requests only.
+    from rungway.engine import fake_guided
+    from rungway.engine.constraint import DEAD_END, INVALID, ConstraintError
+
+    try:
+        if script.emit is not None:
+            return script, None if fake_guided.check_fit(constraint, script.emit) else DEAD_END
+        return replace(script, emit=fake_guided.text_under(constraint, script.calls)), None
+    except ConstraintError as error:
+        return script, f"{INVALID}{error}"
 
 
 def prompt_length(work: Work) -> int:

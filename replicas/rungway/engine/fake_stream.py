@@ -18,7 +18,7 @@ _VOCABULARY = FakeVocabulary()
 class FakeProfile:
     """How the fake engine behaves; times in milliseconds. `vocab` can only be "words". `fail`: None, "start" (the engine
     does not start) or "always" (every request ends with an error). `prefix_cache`: prompts that begin alike share blocks
-    and prefill time; `prefix_keys_max` of its keys are told to the controller."""
+    and prefill time; `prefix_keys_max` of its keys are told to the controller; `kv_soft_quota` see rules.py."""
 
     prefill_ms_per_1k: float = 20.0
     ttft_ms: float = 5.0
@@ -29,6 +29,7 @@ class FakeProfile:
     fail: str | None = None
     prefix_cache: bool = False
     prefix_keys_max: int = 4096
+    kv_soft_quota: float | None = None
 
     def __post_init__(self) -> None:
         if self.vocab != "words":

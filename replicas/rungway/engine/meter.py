@@ -20,13 +20,15 @@ class Meter:
     def start(self) -> None:
         self._started_ns = self._clock_ns()
 
-    def stop(self, *, prefilled: int, decoded: int) -> None:
+    def stop(self, *, prefilled: int, decoded: int) -> int:
+        """The duration, ns."""
         spent_ns = max(1, self._clock_ns() - self._started_ns)
         self.step_ms = _blend(self.step_ms, spent_ns / 1e6)
         if prefilled:
             self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, prefilled * 1e9 / spent_ns)
         if decoded:
             self.decode_tokens_per_s = _blend(self.decode_tokens_per_s, decoded * 1e9 / spent_ns)
+        return spent_ns
 
 
 def _blend(past: float, now: float) -> float:

@@ -26,12 +26,12 @@ from rungway.engine.formats import (
     plain,
 )
 from rungway.engine.fp8 import linear8
-from rungway.engine.int4 import group_for, int4_ready, linear4, quantised
+from rungway.engine.int4 import best_factors, group_for, int4_ready, linear4, quantised
 from rungway.engine.int8 import Int8Linear, int8_works
 from rungway.engine.int8_kernel import KernelInt8Linear
 from rungway.engine.linear import Linear
 from rungway.engine.native_linear import NativeLinear, native_works
-from rungway.engine.smoothing import Watched, factors
+from rungway.engine.smoothing import Seen, Watched, factors
 from rungway.engine.stored import Fp8Weight, Weight
 
 __all__ = ["INT8", "INT8_PART", "Maker", "Precision", "Projection", "Role", "candidates", "plain"]
@@ -95,10 +95,10 @@ def _ranked(arch: Architecture, device: torch.device) -> list[Precision]:
 class Maker:
     """Makes the layers of one model; for each shape it measures once which form is faster."""
 
-    def __init__(self, precision: Precision, peaks: Mapping[str, torch.Tensor] | None = None) -> None:
-        """`peaks`: of the input channels of each layer, by place, as `watched` had them in the plain model."""
+    def __init__(self, precision: Precision, seen: Mapping[str, Seen] | None = None) -> None:
+        """`seen`: of the input channels of each layer, by place, as `watched` had them in the plain model."""
         self.precision = precision
-        self.peaks = peaks or {}
+        self.seen = seen or {}
         self.watching = False
         self.watched: dict[str, Watched] = {}
         self.chosen: dict[tuple[int, int], str] = {}  # (out, in) -> int8 | bfloat16, where there was a choice
@@ -149,10 +149,16 @@ class Maker:
 
     def balance(self, role: Role, place: str, weight: Weight) -> tuple[Weight, torch.Tensor | None]:
         """The weight, and by what to divide its input channels; None = leave them."""
-        if role not in self.precision.int8 or place not in self.peaks or not isinstance(weight, torch.Tensor):
+        if place not in self.seen or not isinstance(weight, torch.Tensor):
             return weight, None
-        by = factors(self.peaks[place], weight)
-        return weight.float() * by, by
+        by = None
+        if role in self.precision.int4:
+            group = group_for(weight.shape[1], self.precision.group)
+            if group is not None:
+                by = best_factors(weight, self.seen[place].squares, group, symmetric=self.precision.symmetric)
+        elif role in self.precision.int8:
+            by = factors(self.seen[place].peaks, weight)
+        return (weight, None) if by is None else (weight.float() * by, by)
 
 
 class Bfloat16Linear:

@@ -11,7 +11,7 @@ and children fall idle before their parents do.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, KeysView
 from typing import NamedTuple
 
 from rungway.engine.chain import chained, root
@@ -47,6 +47,11 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._nodes)
 
+    @property
+    def blocks(self) -> KeysView[int]:
+        """All that are known."""
+        return self._nodes.keys()
+
     def match(self, share: str, tokens: list[int], keys: list[bytes], limit: int) -> list[int]:
         """Known blocks of the longest beginning of `tokens`, at most `limit`. `keys` is the caller's memory of the keys of
         this text, extended as needed."""
@@ -54,18 +59,25 @@ class PrefixIndex:
         while len(found) < limit:
             at = len(found)
             parent = found[-1] if found else None
-            block = self._blocks.get(self._key(share, tokens, keys, at))
+            block = self._blocks.get(self.key(share, tokens, keys, at))
             if block is None or not self._is(self._nodes[block], parent, share, self._part(tokens, at)):
                 break
             found.append(block)
         return found
+
+    def count(self, share: str, tokens: list[int], keys: list[bytes], limit: int) -> int:
+        """How many leading blocks are probably known: by their keys alone, so this is an estimate."""
+        at = 0
+        while at < limit and self.key(share, tokens, keys, at) in self._blocks:
+            at += 1
+        return at
 
     def learn(self, share: str, tokens: list[int], keys: list[bytes], table: list[int], at: int) -> bool:
         """Block `at` of a table is computed. False where it stays unknown: its content is known from another block, its
         key collides, or its own parent is unknown."""
         parent = table[at - 1] if at else None
         part = self._part(tokens, at)
-        key = keys[at] if at < len(keys) else self._key(share, tokens, keys, at)
+        key = keys[at] if at < len(keys) else self.key(share, tokens, keys, at)
         if key in self._blocks or (parent is not None and parent not in self._nodes):
             return False
         self._blocks[key] = table[at]
@@ -96,7 +108,8 @@ class PrefixIndex:
             if node.parent is not None and (node.parent not in self._nodes or refs[node.parent] < refs[block]):
                 yield f"block {block} has {refs[block]} holders, its parent {node.parent} is unknown or has fewer"
 
-    def _key(self, share: str, tokens: list[int], keys: list[bytes], at: int) -> bytes:
+    def key(self, share: str, tokens: list[int], keys: list[bytes], at: int) -> bytes:
+        """Of block `at` of a text."""
         while len(keys) <= at:
             keys.append(self._hasher(keys[-1] if keys else root(share), self._part(tokens, len(keys))))
         return keys[at]

@@ -47,7 +47,7 @@ class TorchRunner:
         """`blocks` usable ones (the null block comes on top); `rows` sequences at once of up to `blocks_per_row`."""
         self.vocab_size = model.arch.vocab_size
         self.precision = model.precision.name
-        self._model = model
+        self.model = model
         self._block_tokens = block_tokens
         self._cache = model.cache(blocks + 1, block_tokens)
         self.path = f"{model.path} {model.precision.name}"
@@ -64,7 +64,7 @@ class TorchRunner:
         singles.sort(key=lambda seq: len(seq.blocks))
         chunks = [item for item in step if item.size > 1 and not item.seq.drafts]
         batch, sequences = self._batch(singles, chunks)
-        return Step(sequences, self._model.forward(batch, self._cache))
+        return Step(sequences, self.model.forward(batch, self._cache))
 
     def _update_table(self, seq: Sequence) -> None:
         count = len(seq.blocks)
@@ -117,32 +117,32 @@ class TorchRunner:
         start = 0
         while start < len(rows):
             stop = len(rows)
-            if self._model.decode_masks:
+            if self.model.decode_masks:
                 most = max(_SMALL, 2 * blocks_held[start])
                 stop = next((at for at in range(start, stop) if blocks_held[at] > most), stop)
             width = int(positions[start:stop].max()) // self._block_tokens + 1
             blocks = self._to_device(np.ascontiguousarray(self._tables[rows[start:stop], :width]))
             lengths = self._to_device(positions[start:stop] + 1)
-            mask = self._decode_mask(lengths, width) if self._model.decode_masks else None
+            mask = self._decode_mask(lengths, width) if self.model.decode_masks else None
             spans.append(Span(start, stop, blocks, lengths, mask, chunk=False))
             start = stop
         return spans
 
     def _decode_mask(self, lengths: torch.Tensor, width: int) -> torch.Tensor:
         hidden = self._keys[: width * self._block_tokens] >= lengths[:, None]
-        mask = torch.zeros(hidden.shape, dtype=self._model.dtype, device=self._model.device)
+        mask = torch.zeros(hidden.shape, dtype=self.model.dtype, device=self.model.device)
         return mask.masked_fill_(hidden, float("-inf"))[:, None, None]
 
     def _chunk_span(self, seq: Sequence, start: int, count: int) -> Span:
         width = (seq.computed + count - 1) // self._block_tokens + 1
         mask = None
-        if self._model.chunk_masks:
+        if self.model.chunk_masks:
             shape = (1, 1, count, width * self._block_tokens)
-            mask = torch.full(shape, float("-inf"), dtype=self._model.dtype, device=self._model.device)
+            mask = torch.full(shape, float("-inf"), dtype=self.model.dtype, device=self.model.device)
             mask.triu_(seq.computed + 1)
         blocks = self._to_device(self._tables[seq.row : seq.row + 1, :width].copy())
         lengths = self._to_device(np.array([seq.computed + count]))
         return Span(start, start + count, blocks, lengths, mask, chunk=True)
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._model.device)
+        return torch.from_numpy(array).to(self.model.device)

@@ -18,7 +18,10 @@ from collections.abc import Iterator
 
 from rungway.engine.admission import Admission
 from rungway.engine.blocks import BlockPool
+from rungway.engine.chunks import Chunks
 from rungway.engine.fairness import FairQueue
+from rungway.engine.lpm import PrefixOrder
+from rungway.engine.rules import DEFAULT_RULES, Rules, Schedule
 from rungway.engine.running import Running, Slice
 from rungway.engine.sequence import Group, Sequence, Status
 from rungway.engine.tables import Tables
@@ -30,17 +33,26 @@ class Scheduler:
     """Owner of all sequences and of the block pool. Not thread-safe; the engine locks around it."""
 
     def __init__(
-        self, pool: BlockPool, *, max_num_seqs: int, max_num_batched_tokens: int, prefix_cache: bool = True
+        self,
+        pool: BlockPool,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        prefix_cache: bool = True,
+        rules: Rules = DEFAULT_RULES,
     ) -> None:
         assert 0 < max_num_seqs <= max_num_batched_tokens, "each running sequence needs one token of the budget"
         self.pool = pool
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.running = Running(max_num_seqs)
-        self.waiting = FairQueue()
+        lpm = prefix_cache and rules.schedule is Schedule.LPM
+        self._order = PrefixOrder(pool, self.running) if lpm else None
+        self.waiting = FairQueue(self._order)
         self.groups: dict[str, Group] = {}
         self._tables = Tables(pool, prefix_cache=prefix_cache)
-        self._admission = Admission(self._tables, self.running, self.waiting)
+        self._admission = Admission(self._tables, self.running, self.waiting, self._order, watermark=rules.kv_watermark)
+        self.chunks = Chunks(rules.long_prefill_tokens, max_num_batched_tokens)
         self._active: Counter[str] = Counter()  # live requests by share
         self._arrivals = 0
 
@@ -66,11 +78,13 @@ class Scheduler:
         """The next step, most urgent first: decodes, then prefills under way, then admissions while budget, rows and
         blocks last. Never empty while anything is waiting or running."""
         given_way = self._admission.feed()
+        if self._order is not None:
+            self._order.new_step()
         self._admission.admit_urgent()
         step = list(self.running.decoding.values())
         budget = self.max_num_batched_tokens - len(step)
-        contended = len(self.waiting) + self.running.prefills > 1
-        chunk_max = max(1, self.max_num_batched_tokens // 2) if contended else self.max_num_batched_tokens
+        alone = len(self.waiting) + len(self.running) == 1
+        chunk_max = self.max_num_batched_tokens if alone else self.chunks.cap(len(step))
         chunks: list[Slice] = []
         for seq in self.running.prefilling():
             if budget <= 0:
@@ -80,7 +94,8 @@ class Scheduler:
         while budget > 0 and (admitted := self._admission.admit(above=given_way)) is not None:
             chunks.append(Slice(admitted, min(admitted.wanted, chunk_max, budget)))
             budget -= chunks[-1].size
-        return step + _fill(chunks, budget)
+        # those that decode would wait for what prefills get on top of their parts
+        return step + (chunks if step else _fill(chunks, budget))
 
     def extend(self, step: list[Slice]) -> list[Slice]:
         """The step with the drafts of its decoding sequences. They get what budget and pool have left, nobody gives way for

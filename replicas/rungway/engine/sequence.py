@@ -31,6 +31,7 @@ class Sequence:
         "context",
         "drafts",
         "group",
+        "held_since",
         "index",
         "keys",
         "known",
@@ -40,6 +41,7 @@ class Sequence:
         "preemptions",
         "row",
         "share",
+        "skips",
         "status",
         "tokens",
         "weight",
@@ -67,6 +69,8 @@ class Sequence:
         self.row = -1
         self.status = Status.HELD
         self.preemptions = 0
+        self.skips = 0  # how often a younger one of its line went before it (lpm.py)
+        self.held_since = -1  # step from which it waits for another to compute its beginning (lpm.py)
 
     @property
     def wanted(self) -> int:

@@ -34,7 +34,7 @@ class Tables:
 
     def take(self, seq: Sequence, count: int) -> bool:
         """`count` more blocks, or False and nothing."""
-        taken = self.pool.take(count)
+        taken = self.pool.take(count, seq.share, seq.weight)
         if taken is None:
             return False
         seq.blocks += taken

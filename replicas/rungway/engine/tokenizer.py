@@ -15,13 +15,15 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer as Backend
 
-from rungway.engine.chat import GUARD, ChatTemplate, shield
+from rungway.engine.chat import GUARD, ChatTemplate, shield_all
 from rungway.engine.errors import ModelError, PromptError
 from rungway.engine.spelling import begins_each_piece, continued, spelling_of
+from rungway.engine.tools_text import without_tools
 
 
 class Tokenizer(Protocol):
-    """What gateway and replica need of a tokenizer. `render_chat` raises PromptError."""
+    """What gateway and replica need of a tokenizer. `render_chat` raises PromptError. Messages and `tools` are OpenAI's,
+    but for `arguments` of calls: objects, not text."""
 
     vocab_size: int
     eos_ids: frozenset[int]
@@ -30,7 +32,7 @@ class Tokenizer(Protocol):
 
     def count(self, text: str) -> int: ...
 
-    def render_chat(self, messages: list[dict[str, str]]) -> str: ...
+    def render_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str: ...
 
 
 class Vocabulary(Protocol):
@@ -65,8 +67,9 @@ class WordTokenizer:
     def count(self, text: str) -> int:
         return max(1, len(text.split()))
 
-    def render_chat(self, messages: list[dict[str, str]]) -> str:
-        return "".join(f"{message.get('role', '')}: {message.get('content', '')}\n" for message in messages)
+    def render_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
+        listed = without_tools(messages, tools or [])
+        return "".join(f"{message['role']}: {message['content']}\n" for message in listed)
 
 
 class HfTokenizer:
@@ -113,15 +116,16 @@ class HfTokenizer:
     def count(self, text: str) -> int:
         return len(self.encode(text))
 
-    def render_chat(self, messages: list[dict[str, str]]) -> str:
-        """The prompt for `messages`; for `encode` only, as it may hold GUARD characters. Raises PromptError."""
+    def render_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
+        """The prompt for `messages`; for `encode` only, as it may hold GUARD characters. A template that knows no tools
+        gets them as text (tools_text.py). Raises PromptError."""
         if self._template is None:
             raise PromptError("this model has no chat template; use the completions endpoint")
-        shielded = [
-            {name: shield(value, self._pattern, self._literals) for name, value in message.items()}
-            for message in messages
-        ]
-        return self._template.render(shielded)
+        if not self._template.takes_tools and (tools or any(_of_tools(message) for message in messages)):
+            messages, tools = without_tools(messages, tools or []), None
+        shielded = [shield_all(message, self._pattern, self._literals) for message in messages]
+        listed = [shield_all(tool, self._pattern, self._literals) for tool in tools] if tools else None
+        return self._template.render(shielded, listed)
 
     def token_bytes(self, token: int) -> bytes:
         """What `token` adds to the text; nothing for special tokens and for ids that the vocabulary leaves unused."""
@@ -169,6 +173,10 @@ class HfTokenizer:
         values = {name: self._config[name] for name in names if self._config.get(name)}
         variables = {name: value["content"] if isinstance(value, dict) else value for name, value in values.items()}
         return ChatTemplate(source, variables)
+
+
+def _of_tools(message: dict[str, Any]) -> bool:
+    return message.get("role") == "tool" or bool(message.get("tool_calls"))
 
 
 def _backend(text: str, path: Path) -> Backend:

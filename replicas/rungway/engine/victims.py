@@ -13,6 +13,7 @@ from rungway.engine.sequence import Sequence
 
 PREEMPTIONS_MAX = 3
 
+Over = Callable[[str], bool]  # whether a share holds more than its quota of blocks, see quotas.py
 Got = Callable[[str], float]  # what a share has had so far, see fairness.py
 
 
@@ -20,10 +21,15 @@ def pinned(seq: Sequence) -> bool:
     return seq.preemptions >= PREEMPTIONS_MAX
 
 
-def least_worth_keeping(running: Iterable[Sequence]) -> Sequence:
-    """The newest of the least urgent band; those that are pinned only when no other of their band is there. The oldest of
-    the most urgent band goes last, so that something always gets on."""
-    return max(running, key=lambda seq: (seq.priority, not pinned(seq), seq.arrival))
+def least_worth_keeping(running: Iterable[Sequence], over: Over) -> Sequence:
+    """Of the least urgent band the newest of a share over its quota, else the newest; those that are pinned only when no
+    other of their band is there, by age alone. So the oldest of the most urgent band goes last once all are pinned, and
+    something always gets on."""
+    return max(running, key=lambda seq: (seq.priority, *_unpinned(seq, over), seq.arrival))
+
+
+def _unpinned(seq: Sequence, over: Over) -> tuple[bool, bool]:
+    return (False, False) if pinned(seq) else (True, over(seq.share))
 
 
 def enough_for(
@@ -34,13 +40,15 @@ def enough_for(
     blocks_short: Callable[[int], int],
     frees: Callable[[Sequence], int],
     got: Got,
+    over: Over,
 ) -> list[Sequence] | None:
     """The fewest victims, worst first, after whom `head` can run, perhaps none; None where all of them would not do.
     `blocks_short(n)`: blocks that are missing once n sequences have gone; `frees`: blocks that one gives back.
 
-    Order: least urgent band, then the share that is furthest ahead, then the least work to do again, then the newest."""
+    Order: least urgent band, then shares over their quota, then the share that is furthest ahead, then the least work to
+    do again, then the newest."""
     candidates = [seq for seq in running if seq.priority > head.priority and not pinned(seq)]
-    candidates.sort(key=lambda seq: (-seq.priority, -got(seq.group.work.share), seq.computed, -seq.arrival))
+    candidates.sort(key=lambda s: (-s.priority, not over(s.share), -got(s.share), s.computed, -s.arrival))
     freed = 0
     for count in range(len(candidates) + 1):
         freed += frees(candidates[count - 1]) if count else 0

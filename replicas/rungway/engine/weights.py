@@ -23,6 +23,7 @@ class DirectoryWeights:
             self._files: list[Any] = [safe_open(str(file), framework="pt") for file in files]
         except (SafetensorError, OSError) as error:
             raise ModelError(f"the weights in {path} cannot be read: {error}") from error
+        self.nbytes = sum(file.stat().st_size for file in files)
         self._where: dict[str, Any] = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118
 
     def has(self, name: str) -> bool:

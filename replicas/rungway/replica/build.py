@@ -10,7 +10,7 @@ from rungway.engine import errors as engine_errors
 from rungway.engine.fake import FakeEngine
 from rungway.engine.fake_stream import FakeProfile
 from rungway.engine.protocol import Engine
-from rungway.engine.rules import Rules
+from rungway.engine.rules import Rules, Schedule
 from rungway.errors import ModelError
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def _fake(version: Version) -> Engine:
             fail=spec.fail,
             prefix_cache=spec.prefix_cache,
             prefix_keys_max=version.prefix_keys_max,
+            kv_soft_quota=version.kv_soft_quota,
         )
     except ValueError as error:
         raise ModelError(f"{version.pool}: {error}") from error
@@ -49,6 +50,7 @@ def _fake(version: Version) -> Engine:
 
 def _native(version: Version, models_dir: Path) -> Engine:
     # Imported here: torch takes seconds and hundreds of megabytes that a fake replica should not pay.
+    from rungway.engine.compiling import GrammarLimits
     from rungway.engine.engine import NativeEngine
     from rungway.engine.loader import fetch_model
 
@@ -63,6 +65,12 @@ def _native(version: Version, models_dir: Path) -> Engine:
             dtype=version.dtype,
             device=version.device,
             rules=_rules(version),
+            grammar=GrammarLimits(
+                text_bytes_max=version.constraint_bytes_max,
+                timeout_s=version.constraint_compile_s,
+                waiting_max=version.constraints_waiting_max,
+                cached_max=version.constraints_cached_max,
+            ),
             drafting=_drafting(version.speculative, models_dir),
         )
     except engine_errors.ModelError as error:
@@ -80,4 +88,10 @@ def _drafting(spec: Speculative, models_dir: Path) -> Drafting | None:
 
 
 def _rules(version: Version) -> Rules:
-    return Rules(prefix_keys_max=version.prefix_keys_max)
+    return Rules(
+        schedule=Schedule(version.schedule),
+        long_prefill_tokens=version.long_prefill_tokens,
+        kv_watermark=version.kv_watermark,
+        kv_soft_quota=version.kv_soft_quota,
+        prefix_keys_max=version.prefix_keys_max,
+    )
