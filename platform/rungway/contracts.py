@@ -156,6 +156,8 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     long_prefill_tokens: int | None = None
     kv_watermark: float = 0.01
     kv_soft_quota: float | None = None
+    tensor_parallel: int = 1
+    tensor_parallel_timeout_s: float = 60.0
 
     @property
     def cache_block_tokens(self) -> int:

@@ -58,8 +58,9 @@ def test_prefill_is_all_prompt_tokens_until_the_last_first_token() -> None:
 def test_starvation_compares_gaps_before_and_while_the_long_prompt_is_read() -> None:
     before, during = steady(0, 1.0, 0.1, 11), steady(0, 2.5, 0.5, 4)
     after = steady(0, 4.1, 9.0, 3)  # when the prompt has been read, nothing counts any more
-    found = starvation(line(before, during, after, [Event(1, 4.05, 1, 0.0)], late_at_s=2.0), 1)
-    assert found == (pytest.approx(0.1), pytest.approx(0.5))
+    whole = line(before, during, after, [Event(1, 4.05, 1, 0.0)], late_at_s=2.0)
+    assert starvation(whole, 1) == (pytest.approx(0.1), pytest.approx(0.5))
+    assert starvation(whole, 1, "cpu") == (pytest.approx(0.05), pytest.approx(0.25))
 
 
 def test_percentile_is_the_nearest_rank() -> None:

@@ -18,7 +18,7 @@ from rungway.engine.architecture import read_architecture
 from rungway.engine.assemble import Sizes, module_parts
 from rungway.engine.errors import ModelError
 from rungway.engine.formats import FORMATS, INT8_GPU, Role, four_bits, plain
-from rungway.engine.int4 import CpuInt4Linear, KernelInt4Linear, group_for, linear4, quantised
+from rungway.engine.int4 import CpuInt4Linear, KernelInt4Linear, best_factors, group_for, linear4, quantised
 from rungway.engine.int8_kernel import KernelInt8Linear
 from rungway.engine.model import Decoder
 from rungway.engine.precision import Maker, candidates
@@ -208,21 +208,23 @@ def test_channels_that_carry_much_lose_least(model: Any) -> None:
     assert aware.divergence < 0.9 * blind.divergence
 
 
-@pytest.mark.parametrize("group", [32, 128])
-def test_a_loud_channel_costs_a_product_less_when_its_column_is_made_larger(group: int) -> None:
+@pytest.mark.parametrize(("group", "gain"), [(32, 0.7), (128, 1.0)])
+def test_loud_channels_cost_a_product_less_when_their_columns_are_made_larger(group: int, gain: float) -> None:
+    """In groups of 128 a few long columns would cost the others more: they are left, or follow a little."""
     torch.manual_seed(0)
     weight, x = torch.randn(64, 256), torch.randn(50, 256)
-    x[:, ::16] *= 20.0
-    by = weight_factors(x.square().sum(0), weight)
+    x[:, ::16] *= 8.0
+    by = best_factors(weight, x.square().sum(0), group)
+    by = torch.ones(256) if by is None else by
     exact = x @ weight.T
     blind = (x @ quantised(weight, group).dense().T - exact).square().mean()
     aware = ((x / by) @ quantised(weight * by, group).dense().T - exact).square().mean()
-    assert aware < 0.7 * blind
+    assert aware <= gain * blind
 
 
 def test_factors_change_no_product_and_leave_silent_channels_alone() -> None:
     weight, squares = torch.randn(8, 4), torch.tensor([1.0, 100.0, 0.0, 1.0])
-    by = weight_factors(squares, weight)
+    by = weight_factors(squares, weight, 0.5)
     assert by[1] > by[0] and float(by.log().mean()) == pytest.approx(0.0, abs=1e-5)
     x = torch.randn(3, 4)
     assert torch.allclose((x / by) @ (weight * by).T, x @ weight.T, atol=1e-4)

@@ -12,14 +12,18 @@ from rungway.commands.common import DEFAULT_CONFIG, AsJson, Config, State, emit_
 if TYPE_CHECKING:
     from rungway.chaos.bench.report import Report
 
-app = typer.Typer(no_args_is_help=True, help="Measure: gateway, engine, starvation, scheduler, controller, soak.")
+app = typer.Typer(
+    no_args_is_help=True, help="Measure: gateway, engine, roofline, starvation, scheduler, controller, soak."
+)
 Quick = Annotated[bool, typer.Option("--quick", help="Short runs: for a look, not for the record.")]
 Model = Annotated[str | None, typer.Option(help="`model:` source as in a platform file; default: the smallest tier's.")]
+By = Annotated[str, typer.Option(help="What times are of: clock, or cpu (processor time, for a busy machine).")]
 Threads = Annotated[int, typer.Option(min=0, max=256, help="Of each engine; 0 = as `rungway serve` gives one of two.")]
 
 BENCHMARKS: dict[str, str] = {
     "gateway": "Requests and streams a second beside LiteLLM's proxy, vllm-router and the upstream alone.",
     "engine": "Tokens a second of our engine beside vLLM, llama.cpp and transformers.",
+    "roofline": "Where the time of an engine's step goes, part by part, against memory and products.",
     "starvation": "A long prompt arriving among eight decoding streams: their p99 inter-token time.",
     "scheduler": "A step of the engine's scheduler alone, with 1,000 sequences running and 10,000 waiting.",
     "controller": "Decisions a second of the controller's core alone, with 1,000 tenants.",
@@ -92,9 +96,7 @@ def engine(
     ] = None,
     threads: Threads = 0,
     rounds: Annotated[int | None, typer.Option(min=1, max=50, help="Rounds, of which the median counts.")] = None,
-    by: Annotated[
-        str, typer.Option(help="What ratios are of: clock, or cpu (processor time, for a busy machine).")
-    ] = "clock",
+    by: By = "clock",
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> None:
@@ -106,8 +108,7 @@ def engine(
     unknown = [name for name in beside or [] if name not in (*others, "none")]
     if unknown:
         raise fail(f"no engine {unknown[0]!r}; there are {', '.join(others)}, none", 2)
-    if by not in ("clock", "cpu"):
-        raise fail(f"--by {by!r} is neither clock nor cpu", 2)
+    _either_clock(by)
     source, models_dir = _model(config, state, model)
     report = bench_engine(
         source=source,
@@ -135,6 +136,43 @@ def starvation(
 
     source, models_dir = _model(config, state, model)
     _finish(bench_starvation(source=source, models_dir=models_dir, quick=quick, say=_say), as_json)
+
+
+@app.command()
+def roofline(
+    config: Config = DEFAULT_CONFIG,
+    state: State = None,
+    model: Model = None,
+    dtype: Annotated[str, typer.Option(help="As in a platform file.")] = "auto",
+    threads: Threads = 0,
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="That count, of each kind of step.")] = 24,
+    by: By = "clock",
+    as_json: AsJson = False,
+) -> None:
+    """Where the time of an engine's step goes, against what this machine's memory and products allow."""
+    from rungway.chaos.bench.engine_roofline import bench_roofline
+    from rungway.chaos.bench.engines.start import default_threads
+
+    _either_clock(by)
+    source, models_dir = _model(config, state, model)
+    report = bench_roofline(
+        source=source,
+        models_dir=models_dir,
+        threads=threads or default_threads(),
+        dtype=dtype,
+        steps=steps,
+        by=by,
+        say=_say,
+    )
+    _finish(report, as_json)
+    if not as_json:
+        columns = ("step", "part", "ms", "limit_ms", "of_limit", "bound")
+        show(table("roofline", columns, [[row[name] for name in columns] for row in report.control]))
+
+
+def _either_clock(by: str) -> None:
+    if by not in ("clock", "cpu"):
+        raise fail(f"--by {by!r} is neither clock nor cpu", 2)
 
 
 def _model(config: Path, state: Path | None, chosen: str | None) -> tuple[str, Path]:

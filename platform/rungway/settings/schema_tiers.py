@@ -121,6 +121,13 @@ class Version(Section):
         default=256, description="Requests of a replica that may wait for their constraint at a time."
     )
     constraints_cached_max: Count = Field(default=128, description="Compiled constraints that a replica keeps.")
+    tensor_parallel: Annotated[int, rules.whole(1, 64)] = Field(
+        default=1,
+        description="Processes that one replica divides the model over; on GPUs as many devices, and `num_gpus` of at least that.",
+    )
+    tensor_parallel_timeout_s: Positive = Field(
+        default=60.0, description="How long one of them may take in a step before the replica is given up."
+    )
     fake: Fake | None = Field(default=None, description="Behaviour of the fake engine.")
 
     @model_validator(mode="after")
@@ -129,6 +136,10 @@ class Version(Section):
             raise refuse("backend", "backend native needs `model` (allowed: hf:, path: or pypi: source)")
         if self.backend != "fake" and self.fake is not None:
             raise refuse("fake", "is only for `backend: fake`")
+        if self.tensor_parallel > 1 and self.backend != "native":
+            raise refuse("tensor_parallel", "is only for `backend: native`")
+        if self.tensor_parallel > 1 and 0 < self.num_gpus < self.tensor_parallel:
+            raise refuse("tensor_parallel", f"needs `num_gpus` of at least {self.tensor_parallel}")
         if self.default_max_tokens > self.max_context:
             raise refuse("default_max_tokens", f"is more than max_context, {self.max_context}")
         return self

@@ -26,12 +26,12 @@ from rungway.engine.formats import (
     plain,
 )
 from rungway.engine.fp8 import linear8
-from rungway.engine.int4 import group_for, int4_ready, linear4, quantised
+from rungway.engine.int4 import best_factors, group_for, int4_ready, linear4, quantised
 from rungway.engine.int8 import Int8Linear, int8_works
 from rungway.engine.int8_kernel import KernelInt8Linear
 from rungway.engine.linear import Linear
 from rungway.engine.native_linear import NativeLinear, native_works
-from rungway.engine.smoothing import Seen, Watched, factors, weight_factors
+from rungway.engine.smoothing import Seen, Watched, factors
 from rungway.engine.stored import Fp8Weight, Weight
 
 __all__ = ["INT8", "INT8_PART", "Maker", "Precision", "Projection", "Role", "candidates", "plain"]
@@ -151,13 +151,14 @@ class Maker:
         """The weight, and by what to divide its input channels; None = leave them."""
         if place not in self.seen or not isinstance(weight, torch.Tensor):
             return weight, None
+        by = None
         if role in self.precision.int4:
-            by = weight_factors(self.seen[place].squares, weight)
+            group = group_for(weight.shape[1], self.precision.group)
+            if group is not None:
+                by = best_factors(weight, self.seen[place].squares, group, symmetric=self.precision.symmetric)
         elif role in self.precision.int8:
             by = factors(self.seen[place].peaks, weight)
-        else:
-            return weight, None
-        return weight.float() * by, by
+        return (weight, None) if by is None else (weight.float() * by, by)
 
 
 class Bfloat16Linear:

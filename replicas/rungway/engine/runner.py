@@ -66,6 +66,10 @@ class TorchRunner:
         batch, sequences = self._batch(singles, chunks)
         return Step(sequences, self.model.forward(batch, self._cache))
 
+    def close(self) -> None:
+        """Ends what the model keeps outside of this process; it computes no more."""
+        self.model.close()
+
     def _update_table(self, seq: Sequence) -> None:
         count = len(seq.blocks)
         owner, preemptions, written = self._known[seq.row]

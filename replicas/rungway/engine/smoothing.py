@@ -18,7 +18,6 @@ from rungway.engine.linear import Linear
 
 _SHARE = 0.5  # how much of the difficulty moves to the weights
 _LEAST = 1e-5
-_CARRIED, _OWN = 0.5, 0.25  # exponents of a column's activations and of its own size, where only weights lose bits
 
 
 class Seen(NamedTuple):
@@ -63,9 +62,10 @@ def factors(peaks: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return raw / raw.log().mean().exp()
 
 
-def weight_factors(squares: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The same for layers whose activations keep their bits. `squares` [in]: sums of squares of each input channel."""
-    own = weight.float().abs().mean(0).clamp(min=_LEAST) ** _OWN
-    raw = squares.sqrt().clamp(min=_LEAST) ** _CARRIED / own
+def weight_factors(squares: torch.Tensor, weight: torch.Tensor, share: float) -> torch.Tensor:
+    """The same for layers whose activations keep their bits. `squares` [in]: sums of squares of each input channel;
+    `share`: how far columns follow them, 0 = not at all."""
+    own = weight.float().abs().mean(0).clamp(min=_LEAST) ** (share / 2)
+    raw = squares.sqrt().clamp(min=_LEAST) ** share / own
     raw = torch.where(squares > 0, raw, raw.log().mean().exp())
     return raw / raw.log().mean().exp()

@@ -60,6 +60,8 @@ def _native(version: Version, models_dir: Path) -> Engine:
             block_tokens=version.block_tokens,
             dtype=version.dtype,
             device=version.device,
+            ranks=version.tensor_parallel,
+            ranks_timeout_s=version.tensor_parallel_timeout_s,
             rules=_rules(version),
             grammar=GrammarLimits(
                 text_bytes_max=version.constraint_bytes_max,

@@ -72,7 +72,6 @@ def judge_prefix(report: Report, cached: Sequence[Rate], uncached: Sequence[Rate
 
 
 def judge_starvation(report: Report, found: Sequence[dict[str, float]]) -> None:
-    """By the clock always: a gap is what a reader waits."""
     tokens = int(found[0]["prompt_tokens"]) if found else 0
     report.at_most(
         f"p99 gap of 8 streams while a {tokens:,}-token prompt is read / before",

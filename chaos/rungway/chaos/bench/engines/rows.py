@@ -59,12 +59,12 @@ def shared_prefix(engine: Running, encoder: Encoder, plan: Plan, seed: int) -> l
     return times[1:]
 
 
-def starved(engine: Running, encoder: Encoder, context: int, seed: int) -> dict[str, float]:
+def starved(engine: Running, encoder: Encoder, context: int, seed: int, by: str) -> dict[str, float]:
     """p99 gap between a stream's tokens before and while a prompt as long as the context allows is read."""
     prompts = [text_ids(encoder, 48, 9000 + 50 * seed + stream) for stream in range(STARVED_STREAMS)]
     long = text_ids(encoder, context - 16, 9900 + seed)
     line = engine.run(Job(prompts, context - 64, seed=seed, late=long, late_after=STARVED_AFTER))
-    before, during = starvation(line, STARVED_STREAMS)
+    before, during = starvation(line, STARVED_STREAMS, by)
     first_s = line.first_s(STARVED_STREAMS) - line.late_at_s
     return {
         "prompt_tokens": len(long),

@@ -88,20 +88,22 @@ def prefill_rate(line: Timeline, prompts: Sequence[Sequence[int]], cpu_before_s:
     return Rate(ratio(tokens, last.at_s), ratio(tokens, last.cpu_s - cpu_before_s))
 
 
-def gaps_s(line: Timeline, streams: int, since_s: float, until_s: float) -> list[float]:
-    """Between a stream's neighbouring events whose later one lies in (since, until]."""
+def gaps_s(line: Timeline, streams: int, since_s: float, until_s: float, by: str = "clock") -> list[float]:
+    """Between a stream's neighbouring events whose later one lies in (since, until]. `by`: clock, or cpu for the processor time
+    that the engine spent in between."""
     found = []
     for stream in range(streams):
-        times = [event.at_s for event in line.of(stream)]
-        found += [after - before for before, after in pairwise(times) if since_s < after <= until_s]
+        for before, after in pairwise(line.of(stream)):
+            if since_s < after.at_s <= until_s:
+                found.append(after.at_s - before.at_s if by == "clock" else after.cpu_s - before.cpu_s)
     return found
 
 
-def starvation(line: Timeline, streams: int) -> tuple[float, float]:
+def starvation(line: Timeline, streams: int, by: str = "clock") -> tuple[float, float]:
     """p99 gap of the streams before the late prompt came, once all had begun, and from then to its first token, seconds."""
     begun = max((line.first_s(stream) for stream in range(streams)), default=math.nan)
-    before = percentile(gaps_s(line, streams, begun, line.late_at_s), 0.99)
-    during = percentile(gaps_s(line, streams, line.late_at_s, line.first_s(streams)), 0.99)
+    before = percentile(gaps_s(line, streams, begun, line.late_at_s, by), 0.99)
+    during = percentile(gaps_s(line, streams, line.late_at_s, line.first_s(streams), by), 0.99)
     return before, during
 
 
