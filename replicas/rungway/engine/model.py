@@ -25,6 +25,7 @@ from rungway.engine.parallel.group import Group
 from rungway.engine.parts import Builder, Pass, View, Weights
 from rungway.engine.precision import Maker, Precision, Role
 from rungway.engine.window import windowed
+from rungway.kernels.cpu import memory
 from rungway.kernels.cpu.bindings import GROUP
 
 __all__ = ["Batch", "Decoder", "Weights"]
@@ -118,6 +119,8 @@ class Decoder:
         shape: tuple[int, ...] = (2, self.arch.kv_heads, blocks, block_tokens, self.arch.head_dim)
         if latent is not None:
             shape = (blocks, block_tokens, latent.rank + latent.rope)
+        if self._step is not None:
+            return [memory.zeros(shape, self.dtype) for _ in range(self.arch.layers)]
         return [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(self.arch.layers)]
 
     def close(self) -> None:
