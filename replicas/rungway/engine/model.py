@@ -25,6 +25,7 @@ from rungway.engine.parallel.group import Group
 from rungway.engine.parts import Builder, Pass, View, Weights
 from rungway.engine.precision import Maker, Precision, Role
 from rungway.engine.window import windowed
+from rungway.kernels.cpu import memory
 from rungway.kernels.cpu.bindings import GROUP
 
 __all__ = ["Batch", "Decoder", "Weights"]
@@ -100,7 +101,14 @@ class Decoder:
     @property
     def chunk_masks(self) -> bool:
         """Whether the spans of chunks need masks."""
-        return self._step is None
+        return self._step is None and (self.ops.decode_masks or self.arch.latent is not None)
+
+    @property
+    def recordable(self) -> bool:
+        """Whether a decode step is the same operations whatever its values: attention by lengths, no windows, nothing routed
+        by value, one rank."""
+        special = self.arch.window or self.arch.latent or self.arch.routing or self._group
+        return special is None and self._step is None and not self.ops.decode_masks
 
     def cache(self, blocks: int, block_tokens: int) -> list[torch.Tensor]:
         """Zeroed storage, one tensor per layer, laid out as its attention wants it (never uninitialised: padding is read,
@@ -111,6 +119,8 @@ class Decoder:
         shape: tuple[int, ...] = (2, self.arch.kv_heads, blocks, block_tokens, self.arch.head_dim)
         if latent is not None:
             shape = (blocks, block_tokens, latent.rank + latent.rope)
+        if self._step is not None:
+            return [memory.zeros(shape, self.dtype) for _ in range(self.arch.layers)]
         return [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(self.arch.layers)]
 
     def close(self) -> None:

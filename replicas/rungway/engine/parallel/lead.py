@@ -120,11 +120,14 @@ def lead(
     share_of(arch, size), precision_of(dtype, device)  # refused before anything is started
     if device.type == "cuda" and torch.cuda.device_count() < size:
         raise ModelError(f"tensor_parallel {size} needs as many devices; there are {torch.cuda.device_count()}")
+    threads = torch.get_num_threads()
+    if device.type == "cpu":  # the ranks share the cores that this process had
+        threads = max(1, threads // size)
+        torch.set_num_threads(threads)
     followers, group = Followers(size, timeout_s), None
     try:
         store = meeting_place(0, size, timeout_s, hold=True)
         for rank in range(1, size):
-            threads = torch.get_num_threads()
             followers.tell_one(rank, Setup(path, dtype, device.type, rank, size, store.port, threads, timeout_s))
         followers.await_all(store, here)
         group = Group(store, 0, size, torch.device("cuda", 0) if device.type == "cuda" else device, timeout_s)
