@@ -210,7 +210,7 @@ def test_placing_and_attention(library: Any, world: tuple[int, int, int, int, li
         assert torch.equal(kept_v.transpose(0, 1), qkv[:, -kv_heads:].bfloat16())
         table = blocks.expand(length, -1).contiguous()
         mine = q[start : start + length].float()
-        expected = attention_reference.paged_decode_attention(
+        expected = attention_reference.paged_attention(
             mine, keys.float(), values.float(), table, positions + 1, dim**-0.5
         )
         torch.testing.assert_close(got[start : start + length], expected, rtol=0.02, atol=0.01)
