@@ -48,23 +48,30 @@ class Sampled(NamedTuple):
     top: list[tuple[int, float]]
 
 
+class Peaks(NamedTuple):
+    """Of each row of logits: `best` [rows] the first of the largest, `log_sums` [rows] = log(sum(exp(logits)))."""
+
+    best: torch.Tensor
+    log_sums: torch.Tensor
+
+
 def uniform(seed: int, index: int, position: int) -> float:
     """A number in [0, 1) that depends on nothing else."""
     key = b"%d/%d/%d" % (seed, index, position)
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") / 2.0**64
 
 
-def sample(logits: torch.Tensor, rows: list[Row]) -> list[Sampled]:
-    """`logits`: [rows, vocabulary], any float type, not changed. Never raises for what a request asks: a row without a
-    finite distribution gives token None."""
+def sample(logits: torch.Tensor, rows: list[Row], peaks: Peaks | None = None) -> list[Sampled]:
+    """`logits`: [rows, vocabulary], any float type, not changed; `peaks` of them, None = found here. Never raises for what a
+    request asks: a row without a finite distribution gives token None."""
     raw = logits.float()
-    scores = torch.log_softmax(raw, dim=-1)
     processed = _processed(raw, rows)
-    tokens = _argmax(processed)
+    tokens = _argmax(processed) if peaks is None or processed is not raw else peaks.best.tolist()
+    sums = torch.logsumexp(raw, -1) if peaks is None else peaks.log_sums
     for at, token in _drawn(processed, rows):
         tokens[at] = token
-    chosen = scores.gather(1, torch.tensor(tokens, device=raw.device)[:, None])[:, 0]
-    tops = _alternatives(scores, rows)
+    chosen = raw.gather(1, torch.tensor(tokens, device=raw.device)[:, None])[:, 0] - sums
+    tops = _alternatives(raw, sums, rows)
     return [
         Sampled(
             token if np.isfinite(logprob) and not rows[at].dead else None, max(logprob, LOGPROB_MIN), tops.get(at, [])
@@ -80,12 +87,13 @@ def _argmax(logits: torch.Tensor) -> list[int]:
     return logits.argmax(-1).tolist()
 
 
-def _alternatives(scores: torch.Tensor, rows: list[Row]) -> dict[int, list[tuple[int, float]]]:
+def _alternatives(raw: torch.Tensor, sums: torch.Tensor, rows: list[Row]) -> dict[int, list[tuple[int, float]]]:
     wanted = [at for at, row in enumerate(rows) if row.sampling.logprobs]
     if not wanted:
         return {}
-    most = min(max(rows[at].sampling.logprobs or 0 for at in wanted), scores.shape[1])
-    values, ids = torch.topk(scores[wanted], most, dim=-1)
+    most = min(max(rows[at].sampling.logprobs or 0 for at in wanted), raw.shape[1])
+    values, ids = torch.topk(raw[wanted], most, dim=-1)
+    values = values - sums[wanted, None]
     pairs = zip(wanted, ids.tolist(), values.tolist(), strict=True)
     return {
         at: [(token, max(value, LOGPROB_MIN)) for token, value in zip(tokens, best, strict=True)][
