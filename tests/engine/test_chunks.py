@@ -84,17 +84,19 @@ def test_a_configured_part_is_kept_to_beside_others_and_not_alone() -> None:
 
 def test_the_part_follows_what_was_measured() -> None:
     chunks = Chunks(None, 1024)
-    chunks.learn(0, 100, 100 * 50)  # a step of a prompt alone says nothing: its fixed cost is in it
     assert (chunks.cap(0), chunks.cap(8)) == (512, CHUNK_FIRST), "nothing is known yet"
+    chunks.learn(8, 0, 6000)
+    chunks.learn(0, 100, 100 * 50)  # a step of a prompt alone has its fixed cost in it
+    assert chunks.cap(8) == (SLOWDOWN - 1) * 6000 / 50
     for _ in range(30):
         chunks.learn(8, 0, 6000)
         chunks.learn(8, 100, 6000 + 100 * 30)
-    assert chunks.cap(8) == pytest.approx(1.5 * 6000 / 30, abs=1)
+    assert chunks.cap(8) == pytest.approx((SLOWDOWN - 1) * 6000 / 30, abs=1)
     assert chunks.cap(0) == 512
     for _ in range(60):
-        chunks.learn(8, 100, 6000 + 100 * 900)
+        chunks.learn(8, 100, 6000 + 100 * 9000)
     assert chunks.cap(8) == CHUNK_MIN
-    for _ in range(200):
+    for _ in range(99):
         chunks.learn(8, 100, 6000)
     assert chunks.cap(8) == 512, "tokens that cost nothing, as on a device with room, need no bound"
 

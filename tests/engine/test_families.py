@@ -10,6 +10,7 @@ import torch
 
 from engine.family_kit import MODELS
 from engine.native_kit import generate, make_core, random_prompts, run_all, work
+from engine.spec_kit import ScriptedDrafter, eager, foretold
 from rungway.engine.architecture import read_architecture
 from rungway.engine.model import Decoder
 from rungway.engine.ops import KernelOps
@@ -58,6 +59,16 @@ def test_through_the_kernel_registry(case: tuple[Any, list[list[int]], list[list
     core, _ = make_core(model, seqs=5, batched=16, ops=KernelOps())
     heard = run_all(core, [work(str(at), prompt, max_tokens=NEW) for at, prompt in enumerate(prompts[:3])])
     assert [heard.tokens(str(at)) for at in range(3)] == expected[:3]
+
+
+def test_with_right_and_wrong_drafts(case: tuple[Any, list[list[int]], list[list[int]]]) -> None:
+    """Several places of one sequence in one step: windows and latents see each from where it stands."""
+    model, prompts, expected = case
+    speculation = eager(ScriptedDrafter(foretold({str(at): tokens for at, tokens in enumerate(expected)}, 0.3)))
+    core, _ = make_core(model, seqs=5, speculation=speculation)
+    heard = run_all(core, [work(str(at), prompt, max_tokens=NEW) for at, prompt in enumerate(prompts)])
+    assert [heard.tokens(str(at)) for at in range(COUNT)] == expected
+    assert 0 < speculation.accepted < speculation.drafted
 
 
 def test_probabilities(case: tuple[Any, list[list[int]], list[list[int]]]) -> None:

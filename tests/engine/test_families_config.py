@@ -52,6 +52,7 @@ GEMMA = {**LLAMA, "model_type": "gemma3_text", "query_pre_attn_scalar": 16, "sli
         ({**QWEN_MOE, "use_sliding_window": True, "sliding_window": 8}, "does not say in which layers"),
         ({**QWEN_MOE, "num_experts": None}, "num_local_experts"),
         ({**V2, "norm_topk_prob": True}, "norm_topk_prob"),
+        ({**V2, "scoring_func": "sigmoid"}, "expert scores by 'sigmoid'"),
         ({**V2, "topk_method": "noaux_tc"}, "expert choice 'noaux_tc'"),
         ({**V2, "moe_layer_freq": 2}, "moe_layer_freq"),
         ({**V3, "scoring_func": "softmax"}, "expert scores by 'softmax'"),
@@ -111,6 +112,84 @@ def test_gemma_of_before_layer_types() -> None:
     assert arch.window.layers == (True, True, False, True, True, False, True)
     assert (arch.rope.theta, arch.rope.factor) == (1e6, 8.0)
     assert (arch.window.rope.theta, arch.window.rope.factor) == (1e4, 1.0)
+
+
+def test_configurations_as_published() -> None:
+    """The words and sizes of config.json beside real weights, as far as they decide."""
+    gemma = read_architecture(
+        {
+            "model_type": "gemma3_text",
+            "vocab_size": 262144,
+            "hidden_size": 640,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 18,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-6,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 512,
+            "_sliding_window_pattern": 6,
+            "rope_theta": 1000000.0,
+            "rope_local_base_freq": 10000.0,
+            "rope_scaling": None,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "use_bidirectional_attention": False,
+            "torch_dtype": "bfloat16",
+        }
+    )
+    assert gemma.window is not None and [at for at, slides in enumerate(gemma.window.layers) if not slides] == [
+        5,
+        11,
+        17,
+    ]
+    assert (gemma.cache_values, gemma.weights_dtype, gemma.tied) == (18 * 2 * 256, "bfloat16", True)
+    deepseek = read_architecture(
+        {
+            "model_type": "deepseek_v3",
+            "vocab_size": 129280,
+            "hidden_size": 7168,
+            "intermediate_size": 18432,
+            "moe_intermediate_size": 2048,
+            "num_hidden_layers": 61,
+            "num_attention_heads": 128,
+            "num_key_value_heads": 128,
+            "n_shared_experts": 1,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "n_group": 8,
+            "topk_group": 4,
+            "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid",
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "moe_layer_freq": 1,
+            "first_k_dense_replace": 3,
+            "kv_lora_rank": 512,
+            "q_lora_rank": 1536,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "max_position_embeddings": 163840,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000,
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 40,
+                "original_max_position_embeddings": 4096,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        }
+    )
+    assert deepseek.routing is not None and deepseek.latent is not None
+    assert deepseek.routing.layers.count(True) == 58 and deepseek.cache_values == 61 * 576
+    assert deepseek.rope.amplitude == 1.0 and deepseek.latent.scale == pytest.approx(192**-0.5 * 1.3689**2, rel=1e-4)
 
 
 def test_every_family_is_tested() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from rungway.kernels import attention_reference
 from rungway.kernels import reference as plain
 from rungway.kernels.cpu import bindings, build, layouts, reference
 from rungway.kernels.cpu.build import BuildError
@@ -209,7 +210,9 @@ def test_placing_and_attention(library: Any, world: tuple[int, int, int, int, li
         assert torch.equal(kept_v.transpose(0, 1), qkv[:, -kv_heads:].bfloat16())
         table = blocks.expand(length, -1).contiguous()
         mine = q[start : start + length].float()
-        expected = plain.paged_decode_attention(mine, keys.float(), values.float(), table, positions + 1, dim**-0.5)
+        expected = attention_reference.paged_attention(
+            mine, keys.float(), values.float(), table, positions + 1, dim**-0.5
+        )
         torch.testing.assert_close(got[start : start + length], expected, rtol=0.02, atol=0.01)
         start += length
     assert start == len(got) and got.isfinite().all()

@@ -32,11 +32,38 @@ def test_interpreted_kernels_match_their_references() -> None:
     assert "passed" in result.stdout and "skipped" not in result.stdout
 
 
-def test_kernels_compile_for_real_gpus_without_spills() -> None:
-    """Ahead of time, without a device: what the interpreter lets pass and a GPU does not."""
-    result = run("rungway.kernels.compile_check", "80", "90")
+def test_kernels_compile_for_real_gpus_within_their_budgets() -> None:
+    """Ahead of time, without a device: what the interpreter lets pass and a GPU does not; registers, spills, shared memory,
+    instructions. Every kernel for Hopper, those with matrix products that differ by architecture for the others."""
+    from rungway.kernels.builds import builds
+
+    result = run("rungway.kernels.compile_check", "90")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count(" ok ") == 2 * 5  # five kernels, two architectures
+    assert result.stdout.count(" ok ") == len(builds(90))
+    some = [
+        "rope_kv",
+        "decode",
+        "prefill",
+        "prefill_window_cap_256",
+        "int8_linear_8",
+        "fp8_rows_linear_64",
+        "sample_pick",
+    ]
+    result = run("rungway.kernels.compile_check", "80", "100", *some)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count(" ok ") == 2 * len(some)
+
+
+def test_compile_check_says_what_is_over_budget_or_missing() -> None:
+    from rungway.kernels.builds import builds
+    from rungway.kernels.compile_check import compile_one, problems
+
+    build = next(build for build in builds(90) if build.name == "swiglu")
+    used, found = compile_one(build, 90)
+    assert found == [] and used["REG"] > 8
+    tight = build._replace(registers=8, expects={0: ("wgmma",)})
+    found = problems(tight, 80, used | {"STACK": 8, "SHARED": 200_000}, "no such instruction")
+    assert len(found) == 4 and "registers" in found[1] and "wgmma" in found[3]
 
 
 def test_compile_check_wants_architectures() -> None:

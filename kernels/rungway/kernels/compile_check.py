@@ -1,7 +1,9 @@
-"""`python -m rungway.kernels.compile_check 80 90`: compile every kernel for these NVIDIA architectures, on any machine.
+"""`python -m rungway.kernels.compile_check 80 90 [name ...]`: compile the kernels for these NVIDIA architectures, on any
+machine; all of them, or those named.
 
-Needs Triton, but no GPU. Rejects what Triton's interpreter lets pass, and kernels that spill registers to memory or take
-more shared memory than a multiprocessor has. Exits 0 when all is well, 1 when not, 2 for bad usage or without Triton.
+Needs Triton, but no GPU. Rejects what Triton's interpreter lets pass, and kernels that spill registers to memory, take more
+registers than their budget or more shared memory than a multiprocessor has, or lack the instructions that make them fast
+(builds.py). Exits 0 when all is well, 1 when not, 2 for bad usage or without Triton.
 """
 
 from __future__ import annotations
@@ -11,51 +13,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rungway.kernels.builds import Build
 
 SHARED_BYTES_MAX = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-
-
-class Build(NamedTuple):
-    """One kernel as it is launched: argument types and constants, for bfloat16 data."""
-
-    name: str
-    function: Any
-    signature: dict[str, str]
-    constants: dict[str, int | bool]
-    warps: int
-
-
-def builds() -> list[Build]:
-    """Every kernel with the constants of a Llama of head size 128 and hidden size 4096."""
-    from rungway.kernels import paged_attention, rms_norm, rope, swiglu
-
-    def pointers(kind: str, *names: str) -> dict[str, str]:
-        return dict.fromkeys(names, kind)
-
-    norm = pointers("*bf16", "x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "h_ptr") | {
-        "hidden": "i32",
-        "eps": "fp32",
-    }
-    turn = pointers("*bf16", "q_ptr", "k_ptr", "q_out_ptr", "k_out_ptr")
-    turn |= {"positions_ptr": "*i64", "frequencies_ptr": "*fp32", "heads": "i32", "kv_heads": "i32"}
-    attend = pointers("*bf16", "q_ptr", "k_ptr", "v_ptr") | pointers("*i32", "tables_ptr", "lens_ptr")
-    attend |= pointers("*fp32", "max_ptr", "sum_ptr", "acc_ptr") | {"scale": "fp32"}
-    attend |= pointers("i32", "heads", "table_width", "segments")
-    attend |= pointers("i32", "stride_head", "stride_block", "stride_token", "block_tokens")
-    merge = pointers("*fp32", "max_ptr", "sum_ptr", "acc_ptr") | {"out_ptr": "*bf16", "segments": "i32"}
-    sizes = {"SEGMENT": paged_attention.SEGMENT, "TILE": paged_attention.TILE}
-    head = {"DIM": 128, "DIM_BLOCK": 128}
-    glu = {"gate_up_ptr": "*bf16", "out_ptr": "*bf16", "size": "i32"}
-    turned = {"HALF": 64, "HALF_BLOCK": 64, "HEADS_BLOCK": 32}
-    group = {"GROUP": 4, "GROUP_BLOCK": 16}
-    return [
-        Build("rms_norm", rms_norm._rms_norm, norm, {"HAS_RESIDUAL": True, "BLOCK": 4096}, 8),
-        Build("rope", rope._rope, turn, turned, 4),
-        Build("swiglu", swiglu._swiglu, glu, {"BLOCK": swiglu.BLOCK}, 4),
-        Build("paged_attend", paged_attention._attend, attend, group | head | sizes, 4),
-        Build("paged_merge", paged_attention._merge, merge, head | {"SEGMENTS_BLOCK": 64}, 4),
-    ]
 
 
 def resources(cubin: bytes) -> dict[str, int]:
@@ -84,37 +47,51 @@ def compile_one(build: Build, architecture: int) -> tuple[dict[str, int], list[s
     hints = {
         (place,): [["tt.divisibility", 16]]
         for place, (name, kind) in enumerate(ordered.items())
-        if kind.startswith("*") or name.startswith("stride") or name == "hidden"
+        if kind.startswith("*") or (name in build.cuts and kind != "constexpr")
     }
     source = ASTSource(build.function, ordered, build.constants, hints)
     target = GPUTarget("cuda", architecture, 32)
-    compiled = triton_compile(source, target=target, options={"num_warps": build.warps, "enable_fp_fusion": True})
-    used = resources(compiled.asm["cubin"])
-    shared = int(compiled.metadata.shared)
-    problems = []
-    if used.get("LOCAL", 0) or used.get("STACK", 0):
-        problems.append(f"spills: {used}")
-    if shared > SHARED_BYTES_MAX.get(architecture, SHARED_BYTES_MAX[80]):
-        problems.append(f"{shared} bytes of shared memory")
-    return used | {"SHARED": shared}, problems
+    options = {"num_warps": build.warps, "num_stages": build.stages, "enable_fp_fusion": True}
+    compiled = triton_compile(source, target=target, options=options)
+    used = resources(compiled.asm["cubin"]) | {"SHARED": int(compiled.metadata.shared)}
+    return used, problems(build, architecture, used, compiled.asm["ptx"])
+
+
+def problems(build: Build, architecture: int, used: dict[str, int], ptx: str) -> list[str]:
+    """What is over budget or missing."""
+    found = []
+    if used.get("LOCAL", 0) or used.get("STACK", 0) > build.stack:
+        found.append(f"spills: {used}")
+    if used["REG"] > build.registers:
+        found.append(f"{used['REG']} registers, budget {build.registers}")
+    if used["SHARED"] > SHARED_BYTES_MAX.get(architecture, SHARED_BYTES_MAX[80]):
+        found.append(f"{used['SHARED']} bytes of shared memory")
+    for pattern in (*build.expects.get(0, ()), *build.expects.get(architecture, ())):
+        if not re.search(pattern, ptx):
+            found.append(f"no {pattern} in the machine code")
+    return found
 
 
 def main(arguments: list[str]) -> int:
-    if not arguments or not all(argument.isdigit() for argument in arguments):
-        print("usage: python -m rungway.kernels.compile_check 80 [90 ...]", file=sys.stderr)
+    architectures = [argument for argument in arguments if argument.isdigit()]
+    names = [argument for argument in arguments if not argument.isdigit()]
+    if not architectures:
+        print("usage: python -m rungway.kernels.compile_check 80 [90 ...] [name ...]", file=sys.stderr)
         return 2
     try:
-        wanted = builds()
+        from rungway.kernels.builds import builds
     except ModuleNotFoundError as error:
         print(f"cannot compile: {error}", file=sys.stderr)
         return 2
     wrong = 0
-    for architecture in map(int, arguments):
-        for build in wanted:
-            used, problems = compile_one(build, architecture)
-            wrong += len(problems)
-            verdict = "; ".join(problems) or "ok"
-            print(f"sm_{architecture} {build.name:14} {verdict}  registers {used['REG']}, shared {used['SHARED']} B")
+    for architecture in map(int, architectures):
+        for build in builds(architecture):
+            if names and build.name not in names:
+                continue
+            used, found = compile_one(build, architecture)
+            wrong += bool(found)
+            verdict = "; ".join(found) or "ok"
+            print(f"sm_{architecture} {build.name:22} {verdict}  registers {used['REG']}, shared {used['SHARED']} B")
     return 1 if wrong else 0
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rungway.kernels.cases import Args, Case
+from rungway.kernels.case import Args, Case
 from rungway.kernels.registry import KERNELS, Kernel, KernelError
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

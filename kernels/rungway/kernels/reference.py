@@ -48,32 +48,42 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
 
 
-def paged_decode_attention(
-    q: torch.Tensor,
+def geglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """out = gelu(gate) * up with gelu's tanh form; layout as in swiglu.
+
+    Source: Shazeer, GLU Variants Improve Transformer, arXiv 2002.05202; gelu: Hendrycks and Gimpel, arXiv 1606.08415.
+    """
+    gate, up = gate_up.float().chunk(2, -1)
+    return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+
+
+def rope_kv(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    frequencies: torch.Tensor,
+    slots: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    context_lens: torch.Tensor,
-    scale: float,
+    norms: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> torch.Tensor:
-    """softmax(scale * q K^T) V for one query per sequence, keys and values gathered by block table.
+    """Rotated queries [tokens, heads, dim]; rotated keys and plain values are written into the caches, in place.
 
-    `q` [batch, heads, dim]; caches [kv_heads, blocks, block_tokens, dim]; query head h reads kv head
-    h // (heads / kv_heads); `block_tables` [batch, blocks per sequence], `context_lens` [batch] integers. Only the
-    first context_lens[b] tokens of a sequence are read; a row with context 0 is padding and gives zeros.
-    Source: Kwon et al., PagedAttention, arXiv 2309.06180; grouped queries: Ainslie et al., arXiv 2305.13245.
+    `qkv` [tokens, heads + 2 * kv_heads, dim] holds queries, keys, values; `k_cache`, `v_cache`
+    [kv_heads, blocks, block_tokens, dim]. `slots` [tokens] integers: block * block_tokens + place in the block; where
+    negative, nothing is written. `norms` [2, dim]: weights of an RMSNorm of each query and key head, before rotation.
+    Source: as in rope; norm of heads: Henry et al., arXiv 2010.04245.
     """
-    batch, heads, dim = q.shape
     kv_heads, _, block_tokens, _ = k_cache.shape
-    out = torch.zeros_like(q)
-    for row in range(batch):
-        length = int(context_lens[row])
-        if length == 0:
-            continue
-        blocks = block_tables[row, : -(-length // block_tokens)].long()
-        keys = k_cache[:, blocks].reshape(kv_heads, -1, dim)[:, :length].float()
-        values = v_cache[:, blocks].reshape(kv_heads, -1, dim)[:, :length].float()
-        queries = q[row].float().view(kv_heads, heads // kv_heads, dim)
-        weights = torch.softmax(scale * queries @ keys.transpose(1, 2), -1)
-        out[row] = (weights @ values).view(heads, dim).to(q.dtype)
-    return out
+    q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], 1)
+    if norms is not None:
+        q, k = (
+            part.float() * torch.rsqrt(part.float().square().mean(-1, keepdim=True) + eps) * weight.float()
+            for part, weight in zip((q, k), norms, strict=True)
+        )
+    q, k = (part.to(qkv.dtype) for part in rope(q.float(), k.float(), positions, frequencies))
+    kept = slots >= 0
+    block, place = slots[kept] // block_tokens, slots[kept] % block_tokens
+    k_cache[:, block, place] = k[kept].transpose(0, 1).to(k_cache.dtype)
+    v_cache[:, block, place] = v[kept].transpose(0, 1).to(v_cache.dtype)
+    return q

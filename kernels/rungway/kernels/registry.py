@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from rungway.kernels import cases, reference
+from rungway.kernels import attention_reference, cases, layouts, reference, sampling_reference
+from rungway.kernels.case import Case
 
 Function = Callable[..., Any]
 
@@ -20,13 +21,15 @@ class KernelError(RuntimeError):
 
 @dataclass(frozen=True)
 class Kernel:
-    """`module` holds the Triton function of the same name; it is imported on first use."""
+    """`module` holds the Triton function of the same name; it is imported on first use. `writes`: places of the arguments
+    that are changed as well."""
 
     name: str
     module: str
     reference: Function
-    small: list[cases.Case]
-    large: list[cases.Case]
+    small: list[Case]
+    large: list[Case]
+    writes: tuple[int, ...] = ()
 
     @property
     def formula(self) -> str:
@@ -45,16 +48,25 @@ class Kernel:
         return function
 
 
-_MODULES = {
-    "rms_norm": "rms_norm",
-    "rope": "rope",
-    "swiglu": "swiglu",
-    "paged_decode_attention": "paged_attention",
+_ATTENTION = attention_reference.paged_attention
+_SOURCES: dict[str, tuple[str, Function]] = {
+    "rms_norm": ("rms_norm", reference.rms_norm),
+    "rope": ("rope", reference.rope),
+    "rope_kv": ("rope_kv", reference.rope_kv),
+    "swiglu": ("glu", reference.swiglu),
+    "geglu": ("glu", reference.geglu),
+    "paged_decode_attention": ("decode_attention", _ATTENTION),
+    "paged_prefill_attention": ("prefill_attention", _ATTENTION),
+    "int8_linear": ("weight_only", layouts.int8_linear),
+    "int4_linear": ("weight_only", layouts.int4_linear),
+    "fp8_linear": ("weight_only", layouts.fp8_linear),
+    "sample": ("sampling", sampling_reference.sample),
 }
+_WRITES = {"rope_kv": (4, 5)}
 
 KERNELS: dict[str, Kernel] = {
-    name: Kernel(name, module, getattr(reference, name), cases.SMALL[name], cases.LARGE[name])
-    for name, module in _MODULES.items()
+    name: Kernel(name, module, formula, cases.SMALL[name], cases.LARGE[name], _WRITES.get(name, ()))
+    for name, (module, formula) in _SOURCES.items()
 }
 
 

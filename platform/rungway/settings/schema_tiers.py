@@ -25,6 +25,7 @@ DTYPES = (
     "int4-g128-sym",
 )
 _FAKE = contracts.FakeSpec()
+_SPECULATIVE = contracts.Speculative()
 
 
 class Price(Section):
@@ -60,6 +61,31 @@ class Fake(Section):
         default=_FAKE.prefix_cache,
         description="Whether prompts that begin alike share blocks and prefill time, as in the native engine; a word is a token.",
     )
+
+
+class Speculative(Section):
+    method: Annotated[str, rules.one_of("off", "ngram", "draft")] = Field(
+        default=_SPECULATIVE.method,
+        description="Where drafts come from: the text itself (`ngram`) or a smaller model (`draft`). Answers stay the same.",
+    )
+    model: Annotated[str | None, rules.source(null_ok=True)] = Field(
+        default=None, description="The draft model's weights; its tokenizer must be the version's own."
+    )
+    tokens_max: Annotated[int, rules.whole(1, 16)] = Field(
+        default=_SPECULATIVE.tokens_max,
+        description="Drafts of one sequence in a step, at most; the engine takes as many as pay, often none.",
+    )
+    batch_max: Count = Field(
+        default=_SPECULATIVE.batch_max, description="No drafts while more sequences than this decode."
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> Speculative:
+        if self.method == "draft" and not self.model:
+            raise refuse("method", "method draft needs `model` (allowed: hf:, path: or pypi: source)")
+        if self.method != "draft" and self.model:
+            raise refuse("model", "is only for `method: draft`")
+        return self
 
 
 class Version(Section):
@@ -100,7 +126,7 @@ class Version(Section):
     )
     long_prefill_tokens: Annotated[int | None, rules.whole(1, words=("auto",))] = Field(
         default=None,
-        description="Most tokens of one prompt in a step that others share. `auto`: so many that a step with it takes at most 2.5 times what its decodes take alone, as measured, and at most half a step.",
+        description="Most tokens of one prompt in a step that others share. `auto`: so many that a step with it takes at most twice what its decodes take alone, as measured, and at most half a step.",
     )
     kv_watermark: Annotated[float, rules.number(0, 0.5)] = Field(
         default=0.01, description="Part of the KV blocks that an admission leaves free while others run."
@@ -121,14 +147,29 @@ class Version(Section):
         default=256, description="Requests of a replica that may wait for their constraint at a time."
     )
     constraints_cached_max: Count = Field(default=128, description="Compiled constraints that a replica keeps.")
+    tensor_parallel: Annotated[int, rules.whole(1, 64)] = Field(
+        default=1,
+        description="Processes that one replica divides the model over; on GPUs as many devices, and `num_gpus` of at least that.",
+    )
+    tensor_parallel_timeout_s: Positive = Field(
+        default=60.0, description="How long one of them may take in a step before the replica is given up."
+    )
     fake: Fake | None = Field(default=None, description="Behaviour of the fake engine.")
+
+    speculative: Speculative = Field(default_factory=Speculative, description="Several tokens in one step.")
 
     @model_validator(mode="after")
     def _fits(self) -> Version:
+        if self.backend == "fake" and self.speculative.method != "off":
+            raise refuse("speculative", "is only for `backend: native`")
         if self.backend == "native" and not self.model:
             raise refuse("backend", "backend native needs `model` (allowed: hf:, path: or pypi: source)")
         if self.backend != "fake" and self.fake is not None:
             raise refuse("fake", "is only for `backend: fake`")
+        if self.tensor_parallel > 1 and self.backend != "native":
+            raise refuse("tensor_parallel", "is only for `backend: native`")
+        if self.tensor_parallel > 1 and 0 < self.num_gpus < self.tensor_parallel:
+            raise refuse("tensor_parallel", f"needs `num_gpus` of at least {self.tensor_parallel}")
         if self.default_max_tokens > self.max_context:
             raise refuse("default_max_tokens", f"is more than max_context, {self.max_context}")
         return self

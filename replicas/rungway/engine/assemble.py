@@ -12,7 +12,8 @@ import torch
 
 from rungway.engine.architecture import Architecture, read_architecture
 from rungway.engine.checkpoint import open_weights
-from rungway.engine.errors import ModelError
+from rungway.engine.cuda_graphs import GRAPH_SIZES, CudaRecorder
+from rungway.engine.errors import EngineError, ModelError
 from rungway.engine.model import Decoder, Weights
 from rungway.engine.ops import Ops
 from rungway.engine.precision import Maker, candidates, plain
@@ -56,13 +57,24 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def directory_parts(path: Path, wish: Sizes, dtype: str, device: torch.device) -> tuple[TorchRunner, Vocabulary, Sizes]:
-    """What NativeEngine is made of, for a model directory. Raises ModelError."""
+def directory_parts(
+    path: Path, wish: Sizes, dtype: str, device: torch.device, *, ranks: int = 1, ranks_timeout_s: float = 60.0
+) -> tuple[TorchRunner, Vocabulary, Sizes]:
+    """What NativeEngine is made of, for a model directory. `ranks` over 1: divided over so many processes, of which each
+    answers within `ranks_timeout_s` in a step; then the runner has to be closed. Raises ModelError."""
     config = read_config(path)
     arch = read_architecture(config)
     vocabulary = HfTokenizer(path)
-    model = _model(arch, open_weights(path, config), vocabulary, dtype, device)
-    runner, sizes = _runner(model, wish)
+    weights = open_weights(path, config)
+    if ranks > 1:
+        model: Decoder = _divided(path, arch, weights, dtype, device, ranks, ranks_timeout_s)
+    else:
+        model = _model(arch, weights, vocabulary, dtype, device)
+    try:
+        runner, sizes = _runner(model, wish)
+    except EngineError:
+        model.close()
+        raise
     return runner, vocabulary, sizes
 
 
@@ -75,6 +87,15 @@ def module_parts(
     model = _model(arch, state.__getitem__, vocabulary, dtype, device, ops)
     runner, sizes = _runner(model, wish)
     return runner, vocabulary, sizes
+
+
+@torch.inference_mode()
+def _divided(
+    path: Path, arch: Architecture, weights: Weights, dtype: str, device: torch.device, ranks: int, timeout_s: float
+) -> Decoder:
+    from rungway.engine.parallel.lead import lead  # only models that need it start processes and meet
+
+    return lead(path, arch, weights, dtype, device, ranks, timeout_s)
 
 
 @torch.inference_mode()
@@ -93,7 +114,7 @@ def _model(
     *fewer_bits, last = candidates(dtype, arch, device, form)
     if form is not None and not last.stored:
         _log.info("the checkpoint is quantised; its weights are dequantised at load, dtype %s", dtype)
-    asked = [last] if last.int4 and plain_fits(weights, device) else []
+    asked = [last] if last.int4 and device.type == "cpu" and plain_fits(weights) else []
     if not fewer_bits and not asked:
         if last.int8 or last.int4:
             _log.info("%s is taken as asked for, without a test of its answers", last.name)
@@ -116,12 +137,10 @@ def _model(
     return Decoder(arch, weights, last, device, ops)
 
 
-def plain_fits(weights: Weights, device: torch.device) -> bool:
+def plain_fits(weights: Weights) -> bool:
     """Whether the plain model may be made first, in half of the memory that is free. True for weights that are in memory."""
     if not isinstance(weights, DirectoryWeights):
         return True
-    if device.type == "cuda":
-        return weights.nbytes <= torch.cuda.mem_get_info(device)[0] // 2
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
@@ -139,6 +158,8 @@ def _runner(model: Decoder, wish: Sizes) -> tuple[TorchRunner, Sizes]:
         block_tokens=sizes.block_tokens,
         blocks_per_row=-(-sizes.context // sizes.block_tokens),
     )
+    if model.device.type == "cuda":
+        runner.record((size for size in GRAPH_SIZES if size <= 2 * sizes.max_num_seqs), CudaRecorder(model.device))
     _log.info("steps are computed by: %s, %d threads", runner.path, torch.get_num_threads())
     return runner, sizes
 

@@ -7,11 +7,13 @@ decodes alone, as measured: what a decode step takes, and what a prompt token ad
 
 from __future__ import annotations
 
+import math
+
 from rungway.engine.pace import Costs
 
-SLOWDOWN = 2.5
-CHUNK_FIRST = 64  # tokens; until it is known what they cost
-CHUNK_MIN = 16  # tokens; below that a step's fixed cost is all there is
+SLOWDOWN = 2.0
+CHUNK_FIRST = 16  # tokens; until it is known what they cost
+CHUNK_MIN = 4  # tokens; a prompt gets on, whatever it costs
 _FRESH = 0.2  # weight of a new measurement
 
 
@@ -22,7 +24,8 @@ class Chunks:
         self._configured = configured
         self._half = max(1, step_tokens // 2)
         self._decodes = Costs()  # of pure decode steps, ns
-        self._token_ns: float | None = None  # what a prompt token adds to a step
+        self._token_ns: float | None = None  # what a prompt token adds to a step with decodes
+        self._token_ns_max = math.inf  # the same with the step's fixed cost in it, from steps without decodes
 
     def cap(self, decoding: int) -> int:
         """Tokens of one prefill in a step with others, `decoding` of which decode."""
@@ -30,21 +33,20 @@ class Chunks:
             return self._configured
         if not decoding:
             return self._half
-        if self._token_ns is None:
+        token_ns = self._token_ns_max if self._token_ns is None else self._token_ns
+        if token_ns == math.inf:
             return min(self._half, CHUNK_FIRST)
         room = (SLOWDOWN - 1.0) * self._decodes.of(decoding)
-        if room >= self._half * self._token_ns:
-            return self._half
-        return max(CHUNK_MIN, int(room / self._token_ns))
+        return self._half if room >= self._half * token_ns else max(CHUNK_MIN, int(room / token_ns))
 
     def learn(self, decoding: int, prefilling: int, spent_ns: int) -> None:
         """A step of so many tokens of decoding and of prefilling sequences took `spent_ns`."""
         if not prefilling:
             self._decodes.learn(decoding, spent_ns)
             return
-        # what a step without decodes would take is not known: its fixed cost would count as that of its tokens
-        if not decoding:
-            return
-        added = max(0.0, spent_ns - self._decodes.of(decoding)) / prefilling
-        known = added if self._token_ns is None else self._token_ns
-        self._token_ns = known + (added - known) * _FRESH
+        if decoding:
+            added = max(0.0, spent_ns - self._decodes.of(decoding)) / prefilling
+            known = added if self._token_ns is None else self._token_ns
+            self._token_ns = known + (added - known) * _FRESH
+        else:
+            self._token_ns_max = min(self._token_ns_max, spent_ns / prefilling)

@@ -76,6 +76,7 @@ class Experts:
         """`before`: name of the norm that feeds it."""
         self._ops = build.ops
         self._eps = build.arch.norm_eps
+        self._group = build.group
         self._norm = build.norm(before)
         self._router = Router(build, prefix, routing)
         self._experts = _experts(build, prefix, routing.experts)
@@ -93,7 +94,7 @@ class Experts:
         if self._shared is not None:
             shared = self._shared(inputs)
             y += shared if self._shared_gate is None else torch.sigmoid(F.linear(inputs, self._shared_gate)) * shared
-        return x + y
+        return x + (y if self._group is None else self._group.sum(y))
 
     def _routed(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         tokens, each = chosen.shape

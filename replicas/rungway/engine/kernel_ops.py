@@ -25,13 +25,7 @@ class KernelOps:
     def place(
         self, qkv: torch.Tensor, heads: int, angles: Angles, stored: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
-        kv_heads, head_dim = stored.shape[1], stored.shape[4]
-        q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
-        q, k = kernels.rope(q.contiguous(), k.contiguous(), *angles)
-        flat = stored.view(2, kv_heads, -1, head_dim)
-        flat[0].index_copy_(1, slots, k.transpose(0, 1))
-        flat[1].index_copy_(1, slots, v.transpose(0, 1))
-        return q
+        return kernels.rope_kv(qkv, *angles, slots, stored[0], stored[1])
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         return kernels.swiglu(gate_up)
@@ -40,3 +34,12 @@ class KernelOps:
         scale = queries.shape[2] ** -0.5
         out = kernels.paged_decode_attention(queries, stored[0], stored[1], span.blocks, span.lengths, scale)
         return out.view(queries.shape[0], -1)
+
+    def prefill(self, queries: torch.Tensor, stored: torch.Tensor, span: Span) -> torch.Tensor:
+        count = queries.shape[0]
+        starts = torch.tensor([0, count], device=queries.device)
+        scale = queries.shape[2] ** -0.5
+        out = kernels.paged_prefill_attention(
+            queries.contiguous(), stored[0], stored[1], span.blocks, span.lengths, scale, starts, count
+        )
+        return out.view(count, -1)

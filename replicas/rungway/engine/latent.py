@@ -48,7 +48,7 @@ class LatentAttention:
         expand = build.get(f"{place}kv_b_proj.weight").view(arch.heads, latent.nope + latent.value, latent.rank)
         self._to_keys = expand[:, : latent.nope].contiguous()  # [heads, nope, rank]
         self._to_values = expand[:, latent.nope :].transpose(1, 2).contiguous()  # [heads, rank, value]
-        self._out = build.made(prefix, Role.OUT, *build.fused(place, "o_proj"))
+        self._out = build.exit(build.made(prefix, Role.OUT, *build.fused(place, "o_proj")), None)
 
     def __call__(self, x: torch.Tensor, step: Pass, stored: torch.Tensor) -> torch.Tensor:
         latent, angles = self._latent, step.whole.angles
@@ -68,7 +68,7 @@ class LatentAttention:
             self._attend(plain[span.start : span.stop], turned[span.start : span.stop], stored, span)
             for span in step.whole.spans
         ]
-        return self._out.add(torch.cat(pieces).flatten(1), x)
+        return self._out(torch.cat(pieces).flatten(1), x)
 
     def _attend(self, plain: torch.Tensor, turned: torch.Tensor, stored: torch.Tensor, span: Span) -> torch.Tensor:
         """[rows, heads, value] from queries [rows, heads, nope] and [rows, heads, rope]."""

@@ -21,9 +21,11 @@ from rungway.engine.latent import LatentAttention
 from rungway.engine.mlp import GatedMlp
 from rungway.engine.native_step import LayerParts, NativeStep, native_step
 from rungway.engine.ops import Ops, PlainOps, Span, pick_ops
+from rungway.engine.parallel.group import Group
 from rungway.engine.parts import Builder, Pass, View, Weights
 from rungway.engine.precision import Maker, Precision, Role
 from rungway.engine.window import windowed
+from rungway.kernels.cpu import memory
 from rungway.kernels.cpu.bindings import GROUP
 
 __all__ = ["Batch", "Decoder", "Weights"]
@@ -54,20 +56,23 @@ class Decoder:
         device: torch.device,
         ops: Ops | None = None,
         make: Maker | None = None,
+        group: Group | None = None,
     ) -> None:
         """`weights(name)` gives a tensor by its Hugging Face name, or raises KeyError. `ops` None = by device. `make` None =
-        layers of `precision` without knowledge of their inputs."""
+        layers of `precision` without knowledge of their inputs. `group`: `arch` and `weights` are one rank's share of it."""
         self.arch = arch
         self.precision = precision
         self.dtype = precision.cache
         self.device = device
         self.make = make or Maker(precision)
         self.ops = ops or pick_ops(device)
-        build = Builder(arch, weights, precision, device, self.ops, self.make)
+        build = Builder(arch, weights, precision, device, self.ops, self.make, group)
+        self._group = group
         try:
             self._embedding = build.get("model.embed_tokens.weight")
             head = self._embedding if arch.tied else build.get("lm_head.weight")
-            self._head = self.make(Role.HEAD, head, keep=arch.tied)
+            head = head if group is None else group.rows(head)
+            self._head = self.make(Role.HEAD, head, keep=arch.tied and group is None)
             self._norm = build.norm("model.norm")
             self._layers = [_Layer(build, index) for index in range(arch.layers)]
         except KeyError as error:
@@ -77,7 +82,7 @@ class Decoder:
         self._frequencies = self._frequencies_of(arch.rope)
         self._local_frequencies = None if arch.window is None else self._frequencies_of(arch.window.rope)
         self._step: NativeStep | None = None
-        if ops is None and device.type == "cpu":
+        if ops is None and group is None and device.type == "cpu":
             layers = [layer.parts() for layer in self._layers]
             self._step = native_step(arch, self._embedding, self._norm, self._head, layers, self._frequencies)
 
@@ -96,7 +101,14 @@ class Decoder:
     @property
     def chunk_masks(self) -> bool:
         """Whether the spans of chunks need masks."""
-        return self._step is None
+        return self._step is None and (self.ops.decode_masks or self.arch.latent is not None)
+
+    @property
+    def recordable(self) -> bool:
+        """Whether a decode step is the same operations whatever its values: attention by lengths, no windows, nothing routed
+        by value, one rank."""
+        special = self.arch.window or self.arch.latent or self.arch.routing or self._group
+        return special is None and self._step is None and not self.ops.decode_masks
 
     def cache(self, blocks: int, block_tokens: int) -> list[torch.Tensor]:
         """Zeroed storage, one tensor per layer, laid out as its attention wants it (never uninitialised: padding is read,
@@ -107,7 +119,12 @@ class Decoder:
         shape: tuple[int, ...] = (2, self.arch.kv_heads, blocks, block_tokens, self.arch.head_dim)
         if latent is not None:
             shape = (blocks, block_tokens, latent.rank + latent.rope)
+        if self._step is not None:
+            return [memory.zeros(shape, self.dtype) for _ in range(self.arch.layers)]
         return [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(self.arch.layers)]
+
+    def close(self) -> None:
+        """Gives up what outlives a process's own memory; nothing here."""
 
     def forward(self, batch: Batch, cache: list[torch.Tensor]) -> torch.Tensor:
         """Logits of `batch.outputs`, [outputs, vocabulary]; keys and values of all tokens are written to `cache`."""
@@ -120,6 +137,8 @@ class Decoder:
         for layer, stored in zip(self._layers, cache, strict=True):
             x = layer(x, step, stored)
         logits = self._head(self.ops.norm(x.index_select(0, batch.outputs), self._norm, self.arch.norm_eps))
+        if self._group is not None:
+            logits = self._group.joined(logits, self.arch.vocab_size)
         cap = self.arch.logit_cap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 

@@ -11,6 +11,7 @@ import torch
 from rungway.engine.errors import ModelError
 from rungway.engine.families.spec import Activation, Architecture
 from rungway.engine.ops import Angles, Ops, Span
+from rungway.engine.parallel.group import Group
 from rungway.engine.precision import Maker, Precision, Projection, Role
 from rungway.engine.stored import Weight, kept
 
@@ -36,13 +37,22 @@ class Builder:
     """Gives parts their weights. `weights(name)` gives a tensor by its Hugging Face name, or raises KeyError."""
 
     def __init__(
-        self, arch: Architecture, weights: Weights, precision: Precision, device: torch.device, ops: Ops, make: Maker
+        self,
+        arch: Architecture,
+        weights: Weights,
+        precision: Precision,
+        device: torch.device,
+        ops: Ops,
+        make: Maker,
+        group: Group | None = None,
     ) -> None:
+        """`group`: the ranks among which the weights are divided, None = this process has all."""
         self.arch = arch
         self.precision = precision
         self.dtype = precision.cache
         self.ops = ops
         self.make = make
+        self.group = group
         self._weights = weights
         self._device = device
 
@@ -102,18 +112,22 @@ class Exit:
     def __init__(self, projection: Projection, build: Builder, norm: torch.Tensor | None) -> None:
         self._projection = projection
         self._ops = build.ops
+        self._group = build.group
         self._norm = norm
         self._eps = build.arch.norm_eps
 
     @property
     def plain(self) -> Projection | None:
         """The projection, where nothing stands between it and the residual."""
-        return self._projection if self._norm is None else None
+        return self._projection if self._norm is None and self._group is None else None
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        if self._norm is None:
+        if self._norm is None and self._group is None:
             return self._projection.add(x, residual)
-        return residual + self._ops.norm(self._projection(x), self._norm, self._eps)
+        y = self._projection(x)
+        if self._group is not None:
+            y = self._group.sum(y)
+        return residual + (y if self._norm is None else self._ops.norm(y, self._norm, self._eps))
 
 
 def gate_of(arch: Architecture, ops: Ops) -> Callable[[torch.Tensor], torch.Tensor]:

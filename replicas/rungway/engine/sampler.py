@@ -110,16 +110,19 @@ def _processed(raw: torch.Tensor, rows: list[Row]) -> torch.Tensor:
         if _penalised(ask):
             _penalise(processed[at], row)
         if row.mask is not None:
-            processed[at].masked_fill_(_forbidden(row.mask, raw.shape[1]).to(raw.device), float("-inf"))
+            _forbid(processed[at], row.mask)
     return processed
 
 
-def _forbidden(mask: NDArray[np.uint32], size: int) -> torch.Tensor:
-    """[size] bool: the tokens whose bit is not set, and all beyond the mask (a model's vocabulary may be padded)."""
-    allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[:size]
-    forbidden = np.ones(size, dtype=np.bool_)
-    np.equal(allowed, 0, out=forbidden[: len(allowed)])
-    return torch.from_numpy(forbidden)
+def _forbid(logits: torch.Tensor, mask: NDArray[np.uint32]) -> None:
+    """In place: minus infinity for tokens whose bit is not set, and for all beyond the mask (a model's vocabulary may be
+    padded). On CPU with NumPy, whose masked copy takes a tenth of torch's time."""
+    forbidden = np.unpackbits((~mask).view(np.uint8), bitorder="little").view(np.bool_)[: len(logits)]
+    logits[len(forbidden) :] = float("-inf")
+    if logits.device.type == "cpu":
+        np.copyto(logits[: len(forbidden)].numpy(), -np.inf, where=forbidden)
+    else:
+        logits[: len(forbidden)].masked_fill_(torch.from_numpy(forbidden).to(logits.device), float("-inf"))
 
 
 def _penalised(ask: Sampling) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from rungway.kernels.cpu import memory
 from rungway.kernels.cpu.bindings import GROUP, PANEL
 
 _OFFSET = 128  # codes of weights are stored as unsigned
@@ -27,8 +28,8 @@ def _packed(weight: torch.Tensor, together: int, filler: int) -> torch.Tensor:
     outputs, inputs = weight.shape
     whole = torch.full((padded(outputs), padded(inputs)), filler, dtype=weight.dtype)
     whole[:outputs, :inputs] = weight
-    parts = whole.view(-1, PANEL, whole.shape[1] // together, together)
-    return parts.transpose(1, 2).contiguous()
+    parts = whole.view(-1, PANEL, whole.shape[1] // together, together).transpose(1, 2)
+    return memory.zeros(tuple(parts.shape), weight.dtype).copy_(parts)
 
 
 def pad_row(row: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
 """The CPU kernels' formulae in plain torch: what tests compare with. Attention, rotation and norms are those of
-rungway.kernels.reference."""
+rungway.kernels.reference and attention_reference."""
 
 from __future__ import annotations
 

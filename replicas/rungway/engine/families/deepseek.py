@@ -15,6 +15,8 @@ from rungway.engine.families.spec import Architecture, Latent, Routing, Score
 def deepseek_v2(config: dict[str, Any]) -> Architecture:
     if config.get("norm_topk_prob"):
         raise ModelError("deepseek_v2 with norm_topk_prob is not supported")
+    if (config.get("scoring_func") or Score.SOFTMAX) != Score.SOFTMAX:
+        raise ModelError(f"expert scores by {config['scoring_func']!r} are not supported in deepseek_v2")
     method = config.get("topk_method") or "greedy"
     if method not in ("greedy", "group_limited_greedy"):
         raise ModelError(f"expert choice {method!r} is not supported in deepseek_v2")

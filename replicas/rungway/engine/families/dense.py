@@ -62,7 +62,7 @@ def gemma3(config: dict[str, Any]) -> Architecture:
         score_scale=float(config["query_pre_attn_scalar"]) ** -0.5,
         logit_cap=config.get("final_logit_softcapping"),
     )
-    pattern = int(config.get("sliding_window_pattern") or _GEMMA_PATTERN)
+    pattern = int(config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or _GEMMA_PATTERN)
     window = windowed(arch, config, [(at + 1) % pattern != 0 for at in range(arch.layers)])
     if window is not None:
         window = replace(window, rope=read_rope(local, context, _GEMMA_LOCAL_THETA))
