@@ -12,8 +12,9 @@ from engine.native_kit import ByteVocabulary, generate, make_core, random_prompt
 from rungway.engine import assemble
 from rungway.engine.architecture import read_architecture
 from rungway.engine.assemble import Sizes, module_parts
-from rungway.engine.latent import LatentAttention
+from rungway.engine.latent import LatentAttention, _mask
 from rungway.engine.model import Decoder
+from rungway.engine.ops import Span
 from rungway.engine.precision import plain
 from rungway.simulate.shapes import read_shape
 
@@ -85,3 +86,14 @@ def test_long_chunks_are_expanded_and_decodes_are_not(model: Any, monkeypatch: p
     core, _ = make_core(model)
     run_all(core, [work("r", list(range(60)), max_tokens=2)])
     assert set(taken) == {("_expanded", 60), ("_absorbed", 1)}
+
+
+def test_masks_that_nobody_made() -> None:
+    """Where kernels need none, latent attention makes its own: decodes by length, chunks by place."""
+    entries = torch.zeros(2, 12, 3)
+    decodes = Span(0, 2, torch.zeros(2, 3), torch.tensor([4, 12]), None, chunk=False)
+    seen = (_mask(decodes, entries) == 0).sum(-1).flatten()
+    assert seen.tolist() == [4, 12]
+    chunk = Span(5, 9, torch.zeros(1, 3), torch.tensor([10]), None, chunk=True)
+    mask = _mask(chunk, entries)
+    assert mask.shape == (1, 1, 4, 12) and (mask == 0).sum(-1).flatten().tolist() == [7, 8, 9, 10]

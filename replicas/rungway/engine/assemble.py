@@ -12,6 +12,7 @@ import torch
 
 from rungway.engine.architecture import Architecture, read_architecture
 from rungway.engine.checkpoint import open_weights
+from rungway.engine.cuda_graphs import GRAPH_SIZES, CudaRecorder
 from rungway.engine.errors import EngineError, ModelError
 from rungway.engine.model import Decoder, Weights
 from rungway.engine.ops import Ops
@@ -159,6 +160,8 @@ def _runner(model: Decoder, wish: Sizes) -> tuple[TorchRunner, Sizes]:
         block_tokens=sizes.block_tokens,
         blocks_per_row=-(-sizes.context // sizes.block_tokens),
     )
+    if model.device.type == "cuda":
+        runner.record((size for size in GRAPH_SIZES if size <= 2 * sizes.max_num_seqs), CudaRecorder(model.device))
     _log.info("steps are computed by: %s, %d threads", runner.path, torch.get_num_threads())
     return runner, sizes
 

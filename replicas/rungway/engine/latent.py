@@ -133,8 +133,12 @@ def _turned(rows: int, starts: list[int], latent: Latent) -> torch.Tensor:
 
 
 def _mask(span: Span, entries: torch.Tensor) -> torch.Tensor:
-    """Of decodes, where kernels go by lengths alone: [rows, 1, 1, keys]."""
-    beyond = torch.arange(entries.shape[1], device=entries.device) >= span.lengths[:, None]
-    return torch.zeros(beyond.shape, dtype=entries.dtype, device=entries.device).masked_fill_(beyond, float("-inf"))[
-        :, None, None
-    ]
+    """What a span's queries must not see, where kernels go by lengths alone and none was made: [rows, 1, 1, keys] of
+    decodes, [1, 1, rows, keys] of a chunk."""
+    keys = torch.arange(entries.shape[1], device=entries.device)
+    last = span.lengths
+    if span.chunk:  # its rows are the last ones of its length
+        last = span.lengths + torch.arange(span.start - span.stop + 1, 1, device=entries.device)
+    beyond = keys >= last[:, None]
+    mask = torch.zeros(beyond.shape, dtype=entries.dtype, device=entries.device).masked_fill_(beyond, float("-inf"))
+    return mask[None, None] if span.chunk else mask[:, None, None]
