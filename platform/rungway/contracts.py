@@ -124,6 +124,15 @@ class FakeSpec(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: bool = False
 
 
+class Speculative(msgspec.Struct, frozen=True, kw_only=True):
+    """Speculative decoding of a native engine. `model` is the draft model's source, for method `draft` only."""
+
+    method: str = "off"  # off | ngram | draft
+    model: str | None = None
+    tokens_max: int = 5
+    batch_max: int = 4
+
+
 class Version(msgspec.Struct, frozen=True, kw_only=True):
     """One model + weights + engine build of a tier: a pool of equal replicas."""
 
@@ -158,6 +167,13 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     kv_soft_quota: float | None = None
     tensor_parallel: int = 1
     tensor_parallel_timeout_s: float = 60.0
+    speculative: Speculative = Speculative()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where the weights of a native version are: its model and, where it has one, its draft model."""
+        draft = self.speculative.model
+        return (self.model,) if draft is None else (self.model, draft)
 
     @property
     def cache_block_tokens(self) -> int:

@@ -3,6 +3,8 @@ that llama.cpp reads."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import sys
 import zipfile
 from pathlib import Path
@@ -16,7 +18,9 @@ from gguf.quants import dequantize
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from engine.gguf_kit import write_gguf
+from rungway.chaos.bench import engine_formats
 from rungway.chaos.bench.child import BenchError
+from rungway.chaos.bench.engines import data
 from rungway.chaos.bench.engines.gguf_q8 import q8_file, requantise
 from rungway.chaos.bench.engines.install import requirements
 from rungway.chaos.bench.engines.lines import LineChild
@@ -82,6 +86,28 @@ def test_generate_gives_the_same_number_of_tokens(setting: Setting) -> None:
         assert len(engine.run(Job(PROMPTS, 6, temperature=0.8, top_p=0.9, seed=2)).events) == 12
     finally:
         engine.stop()
+
+
+def test_a_format_is_measured_in_its_own_process(setting: Setting, tmp_path: Path) -> None:
+    work = {"windows": {"text": [list(range(60))]}, "prompts": [[5, 6, 7], [8, 9]], "answer_tokens": 6}
+    (tmp_path / "work.json").write_text(json.dumps(work))
+    facts = engine_formats._measure(setting.model, "float32", tmp_path, 1)
+    assert facts["precision"] == "float32" and len(facts["answers"]) == 2
+    assert 4 < facts["nats"]["text"] < 8  # random weights know nothing: ln(320) = 5.8
+    made = engine_formats.row("float32", facts, facts)
+    assert made["answers equal"] == "2 of 2" and made["decode at 8 / float32"] == 1.0
+    assert "not_here" in engine_formats._measure(setting.model, "float16", tmp_path, 1)
+
+
+def test_agreement_ends_at_the_first_difference() -> None:
+    reference = [[1, 2, 3, 4], [5, 6], [7, 8]]
+    assert engine_formats.agreement(reference, reference) == (3, 1.0)
+    assert engine_formats.agreement([[1, 2, 9, 4], [5], [7, 8, 9]], reference) == (0, (0.5 + 0.5 + 1.0) / 3)
+
+
+def test_texts_are_read_compressed_or_not() -> None:
+    raw = b'{"a": 1}\n\n{"a": 2}\n'
+    assert data.read_lines(raw) == data.read_lines(gzip.compress(raw)) == [{"a": 1}, {"a": 2}]
 
 
 def test_a_program_that_ends_is_an_error_with_its_last_words(tmp_path: Path) -> None:

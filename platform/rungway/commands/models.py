@@ -18,7 +18,8 @@ def _sources(config: Path, state: Path | None) -> tuple[dict[str, list[str]], Pa
     found: dict[str, list[str]] = {}
     for version in platform.versions():
         if version.backend == "native":
-            found.setdefault(version.model, []).append(version.pool)
+            for source in version.sources:
+                found.setdefault(source, []).append(version.pool)
     return found, Path(platform.state_dir) / "models"
 
 

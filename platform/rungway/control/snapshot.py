@@ -182,5 +182,10 @@ def set_gauges(cell: Cell, metrics: Metrics, now: Now) -> None:
                 ((replica_id, "used"), float(used)),
             ]
     metrics.set_gauge("kv_blocks", blocks)
+    engines = [(name, stats) for pool in cell.pools.values() for name, stats in pool.stats.items()]
+    counts = [((name, "drafted"), float(stats.drafted_tokens)) for name, stats in engines]
+    counts += [((name, "accepted"), float(stats.accepted_tokens)) for name, stats in engines]
+    metrics.set_gauge("draft_tokens", counts)
+    metrics.set_gauge("draft_length", [((name,), float(stats.draft_length)) for name, stats in engines])
     metrics.set_gauge("replica_state", states.items())
     metrics.set_gauge("quota_degraded", [((), 0.0)])

@@ -44,6 +44,11 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "pressure": ("Highest pressure of the pool's scopes.", ("pool",)),
     "kv_blocks": ("KV blocks by state: free, cached, used.", ("replica", "state")),
+    "draft_tokens": (
+        "Tokens of speculative decoding since the engine's start: drafted, accepted.",
+        ("replica", "state"),
+    ),
+    "draft_length": ("Drafts of a sequence in a step, moving average; near 0 where they do not pay.", ("replica",)),
     "replica_state": ("Replicas by state.", ("tier", "version", "state")),
     "slo_attainment": ("Share of recent answers that met the target.", ("tenant", "slo")),
     "quota_degraded": ("1 while quotas are not enforced by the controller.", ()),

@@ -115,7 +115,9 @@ class Runner:
         return False
 
     def _fetch_models(self, platform: Platform) -> None:
-        sources = dict.fromkeys(version.model for version in platform.versions() if version.backend == "native")
+        sources = dict.fromkeys(
+            source for version in platform.versions() if version.backend == "native" for source in version.sources
+        )
         models_dir = Path(platform.state_dir) / "models"
         if sources and not fetch_all(tuple(sources), models_dir, self.reports.fetching, self._stop_wanted):
             raise Stopped

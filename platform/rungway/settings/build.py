@@ -62,23 +62,30 @@ def build_tiers(tiers: Mapping[str, Tier], base: Path) -> tuple[contracts.Tier, 
 
 
 def build_version(tier: str, name: str, version: Version, base: Path) -> contracts.Version:
-    values = version.model_dump(exclude={"replicas", "replica_cost_usd_per_hour", "fake", "model"})
+    values = version.model_dump(exclude={"replicas", "replica_cost_usd_per_hour", "fake", "model", "speculative"})
     fake = contracts.FakeSpec(**version.fake.model_dump()) if version.fake else None
     if version.backend == "fake" and fake is None:
         fake = contracts.FakeSpec()
-    model = version.model
-    if model.startswith("path:"):
-        model = f"path:{(base / Path(model.removeprefix('path:')).expanduser()).resolve()}"
+    speculative = contracts.Speculative(**version.speculative.model_dump())
+    if speculative.model:
+        speculative = msgspec.structs.replace(speculative, model=_located(speculative.model, base))
     return contracts.Version(
         name=name,
         tier=tier,
-        model=model,
+        model=_located(version.model, base),
+        speculative=speculative,
         replicas_min=version.replicas.min,
         replicas_max=version.replicas.max,
         replica_cost_nusd_per_hour=version.replica_cost_usd_per_hour,
         fake=fake,
         **values,
     )
+
+
+def _located(source: str, base: Path) -> str:
+    if not source.startswith("path:"):
+        return source
+    return f"path:{(base / Path(source.removeprefix('path:')).expanduser()).resolve()}"
 
 
 def alias_target(models: Mapping[str, str], name: str) -> str | None:

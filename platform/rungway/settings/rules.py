@@ -207,9 +207,9 @@ def sha256_hex() -> Rule:
     return Rule("64 hex characters, from `rungway keys hash`; never the key itself", parse, secret=True)
 
 
-def source() -> Rule:
+def source(*, null_ok: bool = False) -> Rule:
     pattern = r"hf:[\w.-]+/[\w.-]+(@[\w./-]+)?|path:.+|pypi:[A-Za-z0-9][\w.-]*==[\w.!+]+"
-    return text("`hf:org/name[@revision]`, `path:/dir-or-file` or `pypi:name==version`", pattern)
+    return text("`hf:org/name[@revision]`, `path:/dir-or-file` or `pypi:name==version`", pattern, null_ok=null_ok)
 
 
 def database() -> Rule:

@@ -25,6 +25,7 @@ DTYPES = (
     "int4-g128-sym",
 )
 _FAKE = contracts.FakeSpec()
+_SPECULATIVE = contracts.Speculative()
 
 
 class Price(Section):
@@ -60,6 +61,31 @@ class Fake(Section):
         default=_FAKE.prefix_cache,
         description="Whether prompts that begin alike share blocks and prefill time, as in the native engine; a word is a token.",
     )
+
+
+class Speculative(Section):
+    method: Annotated[str, rules.one_of("off", "ngram", "draft")] = Field(
+        default=_SPECULATIVE.method,
+        description="Where drafts come from: the text itself (`ngram`) or a smaller model (`draft`). Answers stay the same.",
+    )
+    model: Annotated[str | None, rules.source(null_ok=True)] = Field(
+        default=None, description="The draft model's weights; its tokenizer must be the version's own."
+    )
+    tokens_max: Annotated[int, rules.whole(1, 16)] = Field(
+        default=_SPECULATIVE.tokens_max,
+        description="Drafts of one sequence in a step, at most; the engine takes as many as pay, often none.",
+    )
+    batch_max: Count = Field(
+        default=_SPECULATIVE.batch_max, description="No drafts while more sequences than this decode."
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> Speculative:
+        if self.method == "draft" and not self.model:
+            raise refuse("method", "method draft needs `model` (allowed: hf:, path: or pypi: source)")
+        if self.method != "draft" and self.model:
+            raise refuse("model", "is only for `method: draft`")
+        return self
 
 
 class Version(Section):
@@ -130,8 +156,12 @@ class Version(Section):
     )
     fake: Fake | None = Field(default=None, description="Behaviour of the fake engine.")
 
+    speculative: Speculative = Field(default_factory=Speculative, description="Several tokens in one step.")
+
     @model_validator(mode="after")
     def _fits(self) -> Version:
+        if self.backend == "fake" and self.speculative.method != "off":
+            raise refuse("speculative", "is only for `backend: native`")
         if self.backend == "native" and not self.model:
             raise refuse("backend", "backend native needs `model` (allowed: hf:, path: or pypi: source)")
         if self.backend != "fake" and self.fake is not None:

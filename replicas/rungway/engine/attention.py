@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from rungway.engine.native_step import AttentionParts
-from rungway.engine.ops import Ops, PlainOps, Span, gathered
+from rungway.engine.ops import Ops, PlainOps, Span
 from rungway.engine.parts import Builder, Pass
 from rungway.engine.precision import Role
 from rungway.engine.stored import Weight, rows_scaled
@@ -80,15 +80,5 @@ def attend(ops: Ops, queries: torch.Tensor, stored: torch.Tensor, spans: list[Sp
     pieces = []
     for span in spans:
         rows = queries[span.start : span.stop]
-        pieces.append(_prefill(rows, stored, span) if span.chunk else ops.decode(rows, stored, span))
+        pieces.append(ops.prefill(rows, stored, span) if span.chunk else ops.decode(rows, stored, span))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-
-def _prefill(queries: torch.Tensor, stored: torch.Tensor, span: Span) -> torch.Tensor:
-    """Many queries of one sequence, folded as [kv_heads, group, queries, head_dim]: keys are not copied per group."""
-    count, heads, head_dim = queries.shape
-    kv_heads = stored.shape[1]
-    grouped = queries.reshape(count, kv_heads, heads // kv_heads, head_dim).permute(1, 2, 0, 3)
-    keys, values = gathered(stored, span).expand(2, kv_heads, heads // kv_heads, -1, head_dim)
-    piece = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=span.mask)
-    return piece.permute(2, 0, 1, 3).reshape(count, heads * head_dim)

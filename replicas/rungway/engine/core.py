@@ -133,7 +133,7 @@ class Core:
                 decode_tokens_per_s=meter.decode_tokens_per_s,
                 drafted_tokens=self._speculation.drafted if self._speculation else 0,
                 accepted_tokens=self._speculation.accepted if self._speculation else 0,
-                draft_length=self._speculation.length if self._speculation else 0,
+                draft_length=round(self._speculation.length, 2) if self._speculation else 0.0,
                 path=getattr(self._runner, "path", ""),
             )
 
@@ -216,7 +216,7 @@ class Core:
         spent_ns = self._meter.stop(prefilled=rows - decoding, decoded=decoded)
         self._scheduler.chunks.learn(decoding, rows - decoding, spent_ns)
         if self._speculation is not None and rows == decoding:
-            self._speculation.timed(rows)
+            self._speculation.timed(rows, len(deltas))
 
 
 def _decodes(item: Slice) -> bool:

@@ -15,6 +15,8 @@ from rungway.engine.sampler import Row
 from rungway.engine.scheduler import Slice
 from rungway.engine.sequence import Sequence
 
+_LENGTH_FRESH = 0.05  # weight of a step
+
 RowOf = Callable[[Sequence], Row]
 
 
@@ -34,21 +36,18 @@ class Drafter(Protocol):
 
 
 class Speculation:
-    """The drafter with its pace, for Core. `drafted` and `accepted` count tokens since the start."""
+    """The drafter with its pace, for Core. `drafted` and `accepted` count tokens since the start; `length` is a moving average
+    of the drafts that a decoding sequence has in a step."""
 
     def __init__(self, drafter: Drafter, pace: Pace, clock_ns: Callable[[], int]) -> None:
         self.drafted = 0
         self.accepted = 0
+        self.length = 0.0
         self._drafter = drafter
         self._pace = pace
         self._clock_ns = clock_ns
         self._grades: dict[Sequence, int] = {}
         self._ready_ns = 0
-
-    @property
-    def length(self) -> int:
-        """Drafts for each sequence, as decided last."""
-        return self._pace.length
 
     def draft(self, step: list[Slice], row_of: RowOf, budget: int) -> bool:
         """Sets `drafts` of the sequences of a step that only decodes; other steps are busy enough. `budget`: tokens that
@@ -68,9 +67,10 @@ class Speculation:
         self.accepted += right
         self._pace.judge(self._grades[seq], len(seq.drafts), right)
 
-    def timed(self, rows: int) -> None:
+    def timed(self, rows: int, sequences: int) -> None:
         """A step that only decoded is done, and had so many rows."""
         self._pace.steps.learn(rows, self._clock_ns() - self._ready_ns)
+        self.length += _LENGTH_FRESH * (rows / sequences - 1.0 - self.length)
 
     def forget(self, seq: Sequence) -> None:
         self._drafter.forget(seq)
@@ -79,7 +79,6 @@ class Speculation:
         """Offers of at least one draft, of as many as pay."""
         batch, pace = len(step), self._pace
         if batch > pace.batch_max:
-            pace.choose(batch, (), made=True)
             return {}
         # a step says one token more than its drafts, and none beyond the sequence's limit
         rooms = {seq: min(most, pace.tokens_max, seq.limit - len(seq.tokens) - 1) for seq, _ in step}
@@ -94,7 +93,10 @@ class Speculation:
             return {}
         started = self._clock_ns()
         offers = self._propose({seq: min(room, count) for seq, room in rooms.items()}, row_of)
-        pace.drafts.learn(len(rooms), (self._clock_ns() - started) // count)
+        spent_ns = self._clock_ns() - started
+        if len(offers) == len(rooms):
+            pace.drafts.learn(len(rooms), spent_ns // count)
+        pace.prepared(0 if len(offers) == len(rooms) else spent_ns)
         return offers
 
     def _propose(self, rooms: dict[Sequence, int], row_of: RowOf) -> dict[Sequence, Offer]:

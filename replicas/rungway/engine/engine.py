@@ -22,6 +22,8 @@ from rungway.engine.assemble import Sizes, directory_parts, module_parts, pick_d
 from rungway.engine.blocks import BlockPool
 from rungway.engine.compiling import Compiling, GrammarLimits
 from rungway.engine.core import Core
+from rungway.engine.drafting import Drafting, make_speculation
+from rungway.engine.drafts import Speculation
 from rungway.engine.grammar import Grammar
 from rungway.engine.protocol import Delta, EngineStats, OnDeltas, PrefixNews, Work
 from rungway.engine.published import Published
@@ -54,6 +56,7 @@ class NativeEngine:
         rules: Rules = DEFAULT_RULES,
         grammar: GrammarLimits | None = None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
+        speculation: Speculation | None = None,
     ) -> None:
         self.max_num_seqs = sizes.max_num_seqs
         self.kv_tokens = sizes.kv_tokens
@@ -71,7 +74,13 @@ class NativeEngine:
             rules=rules,
         )
         self._core = Core(
-            runner, vocabulary, scheduler, context=sizes.context, waiting_max=waiting_max, clock_ns=clock_ns
+            runner,
+            vocabulary,
+            scheduler,
+            context=sizes.context,
+            waiting_max=waiting_max,
+            clock_ns=clock_ns,
+            speculation=speculation,
         )
         self._compiling = Compiling(vocabulary, grammar or GrammarLimits(), self._post, self._refuse)
         self._inbox: deque[_Order | str] = deque()
@@ -101,14 +110,17 @@ class NativeEngine:
         prefix_cache: bool = True,
         rules: Rules = DEFAULT_RULES,
         grammar: GrammarLimits | None = None,
+        drafting: Drafting | None = None,
     ) -> NativeEngine:
         """Loads a model directory (loader.py). `kv_blocks` None = what `max_num_seqs` full contexts need, within a
         memory bound. `dtype`: auto | float32 | bfloat16; auto takes what computes faster here (see
-        precision.py). `ranks`: processes that the model is divided over (parallel/lead.py). Raises ModelError."""
+        precision.py). `ranks`: processes that the model is divided over (parallel/lead.py). `drafting` None = no
+        speculative decoding. Raises ModelError."""
         wish = Sizes(max_num_seqs, max_context, max_num_batched_tokens, kv_blocks or 0, block_tokens)
         where = pick_device(device)
         parts = directory_parts(path, wish, dtype, where, ranks=ranks, ranks_timeout_s=ranks_timeout_s)
-        return cls(*parts, prefix_cache=prefix_cache, rules=rules, grammar=grammar)
+        speculation = make_speculation(drafting, *parts[1:], dtype, where)
+        return cls(*parts, prefix_cache=prefix_cache, rules=rules, grammar=grammar, speculation=speculation)
 
     @classmethod
     def from_module(

@@ -34,3 +34,12 @@ class KernelOps:
         scale = queries.shape[2] ** -0.5
         out = kernels.paged_decode_attention(queries, stored[0], stored[1], span.blocks, span.lengths, scale)
         return out.view(queries.shape[0], -1)
+
+    def prefill(self, queries: torch.Tensor, stored: torch.Tensor, span: Span) -> torch.Tensor:
+        count = queries.shape[0]
+        starts = torch.tensor([0, count], device=queries.device)
+        scale = queries.shape[2] ** -0.5
+        out = kernels.paged_prefill_attention(
+            queries.contiguous(), stored[0], stored[1], span.blocks, span.lengths, scale, starts, count
+        )
+        return out.view(count, -1)

@@ -101,7 +101,14 @@ class Decoder:
     @property
     def chunk_masks(self) -> bool:
         """Whether the spans of chunks need masks."""
-        return self._step is None
+        return self._step is None and (self.ops.decode_masks or self.arch.latent is not None)
+
+    @property
+    def recordable(self) -> bool:
+        """Whether a decode step is the same operations whatever its values: attention by lengths, no windows, nothing routed
+        by value, one rank."""
+        special = self.arch.window or self.arch.latent or self.arch.routing or self._group
+        return special is None and self._step is None and not self.ops.decode_masks
 
     def cache(self, blocks: int, block_tokens: int) -> list[torch.Tensor]:
         """Zeroed storage, one tensor per layer, laid out as its attention wants it (never uninitialised: padding is read,

@@ -62,6 +62,10 @@ class Ops(Protocol):
         """Attention of one query per sequence, [rows, heads, head_dim] -> [rows, heads * head_dim]."""
         ...
 
+    def prefill(self, queries: torch.Tensor, stored: torch.Tensor, span: Span) -> torch.Tensor:
+        """Attention of a chunk of one sequence; shapes as in `decode`. The mask is read where `decode_masks`."""
+        ...
+
 
 def pick_ops(device: torch.device) -> Ops:
     return KernelOps() if device.type == "cuda" else PlainOps()
@@ -102,6 +106,15 @@ class PlainOps:
         keys, values = gathered(stored, span).transpose(1, 2)  # [rows, kv_heads, keys, head_dim]
         grouped = queries.view(rows, kv_heads, heads // kv_heads, head_dim)
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=span.mask).reshape(rows, -1)
+
+    def prefill(self, queries: torch.Tensor, stored: torch.Tensor, span: Span) -> torch.Tensor:
+        """Folded as [kv_heads, group, queries, head_dim]: keys are not copied per group."""
+        count, heads, head_dim = queries.shape
+        kv_heads = stored.shape[1]
+        grouped = queries.reshape(count, kv_heads, heads // kv_heads, head_dim).permute(1, 2, 0, 3)
+        keys, values = gathered(stored, span).expand(2, kv_heads, heads // kv_heads, -1, head_dim)
+        piece = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=span.mask)
+        return piece.permute(2, 0, 1, 3).reshape(count, heads * head_dim)
 
 
 def _decode_products(queries: torch.Tensor, stored: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 GAIN_MIN = 1.03  # tokens for the time, drafts / none; less is within the noise
 GRADES = 12
-PROBE_STEPS = 4
+PROBE_STEPS = 8
 PROBE_AFTER, PROBE_AFTER_MAX = 64, 2048  # steps without drafts between two looks
 PLAIN_AFTER = 48  # steps with drafts between two without
 ROWS_EXACT = 64  # costs are kept for each number of rows up to here, then for each 16
 
+_SPREAD = 128  # steps with drafts over which the time for reading new texts is spread
 _FRESH = 0.15  # weight of a new duration once there are several
 _OUTLIER = 2.0  # a duration counts at most this many times what was expected: others use the machine, too
 _FORGET = 0.98  # weight of what was known about a grade, at each draft judged
@@ -69,9 +70,9 @@ class Pace:
         assert tokens_max >= 1 and batch_max >= 1
         self.tokens_max = tokens_max
         self.batch_max = batch_max
-        self.length = 0  # decided last
         self.steps = Costs()
         self.drafts = Costs()  # of one draft for each of so many sequences
+        self._prepared_ns = 0.0  # for each step with drafts, beside the drafts themselves
         self._right = [_PRIOR * 2 / 3] * GRADES
         self._judged = [_PRIOR] * GRADES
         self._off = 0  # steps without drafts since the last look
@@ -82,15 +83,16 @@ class Pace:
     def choose(self, batch: int, offers: Sequence[tuple[int, int]], *, made: bool) -> int:
         """How many drafts to verify for each of the sequences that have them, given (grade, count) of each offer, in a step
         of `batch` decoding sequences. `made`: the drafts are there and cost nothing more."""
-        if batch > self.batch_max:
-            self.length = 0
         most = min(self.tokens_max, max((count for _, count in offers), default=0))
         if not most or batch > self.batch_max:
             return 0
         values = [self._value(batch, offers, count, made) for count in range(most + 1)]
         best = max(range(1, most + 1), key=values.__getitem__)
-        self.length = self._switched(best, pays=values[best] >= GAIN_MIN * values[0])
-        return self.length
+        return self._switched(best, pays=values[best] >= GAIN_MIN * values[0])
+
+    def prepared(self, spent_ns: int) -> None:
+        """A step with drafts, and what it took to get ready for later ones: a draft model reads texts that are new to it."""
+        self._prepared_ns += (spent_ns - self._prepared_ns) / _SPREAD
 
     def judge(self, grade: int, count: int, right: int) -> None:
         """Of `count` drafts the first `right` were right. What came after the first wrong one says nothing."""
@@ -115,12 +117,13 @@ class Pace:
                 rows += 1
         spent = max(self.steps.of(rows), self.steps.of(batch))
         if not made:
-            spent += most * self.drafts.of(len(offers))
+            spent += most * self.drafts.of(len(offers)) + (self._prepared_ns if most else 0.0)
         return tokens / spent
 
     def _switched(self, best: int, *, pays: bool) -> int:
         if pays:
-            self._off, self._probe_after, self._probing = 0, PROBE_AFTER, 0
+            if self._probing:
+                self._off, self._probe_after, self._probing = 0, PROBE_AFTER, 0
             self._on = (self._on + 1) % PLAIN_AFTER
             return best if self._on else 0
         if self._probing:

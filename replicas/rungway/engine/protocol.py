@@ -104,8 +104,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """Where the engine stands now. `step_ms` and `prefill_tokens_per_s`, `decode_tokens_per_s` are moving averages.
-    `drafted_tokens` and `accepted_tokens` count speculative decoding since the start; `draft_length` is the number of drafts
-    that each sequence may have in a step now, 0 where they do not pay. `path`: what computes a native engine's steps, and in
+    `drafted_tokens` and `accepted_tokens` count speculative decoding since the start; `draft_length` is a moving average of
+    the drafts of a sequence in a step, near 0 where they do not pay. `path`: what computes a native engine's steps, and in
     which numbers: `native int8` = our own CPU kernels, `torch bfloat16` = torch's operations; empty for other engines."""
 
     running: int
@@ -119,7 +119,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     decode_tokens_per_s: float = 0.0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    draft_length: int = 0
+    draft_length: float = 0.0
     path: str = ""
 
 

@@ -10,12 +10,14 @@ changes no answer beyond what a neighbour in the batch does.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from rungway.engine.blocks import NULL_BLOCK
+from rungway.engine.cuda_graphs import DecodeGraphs, Recorder
 from rungway.engine.model import Batch, Decoder
 from rungway.engine.ops import Span
 from rungway.engine.scheduler import Slice
@@ -51,6 +53,7 @@ class TorchRunner:
         self._block_tokens = block_tokens
         self._cache = model.cache(blocks + 1, block_tokens)
         self.path = f"{model.path} {model.precision.name}"
+        self._graphs: DecodeGraphs | None = None
         self._tables = np.full((rows, blocks_per_row), NULL_BLOCK, dtype=np.int64)
         self._keys = torch.arange(blocks_per_row * block_tokens, device=model.device)
         self._known: list[tuple[Sequence | None, int, int]] = [(None, 0, 0)] * rows
@@ -64,7 +67,15 @@ class TorchRunner:
         singles.sort(key=lambda seq: len(seq.blocks))
         chunks = [item for item in step if item.size > 1 and not item.seq.drafts]
         batch, sequences = self._batch(singles, chunks)
-        return Step(sequences, self.model.forward(batch, self._cache))
+        logits = None if self._graphs is None else self._graphs.run(batch)
+        return Step(sequences, self.model.forward(batch, self._cache) if logits is None else logits)
+
+    @torch.inference_mode()
+    def record(self, sizes: Iterable[int], recorder: Recorder) -> None:
+        """Decode steps of up to so many rows are replayed from now on, where the model allows it."""
+        if self.model.recordable:
+            width = self._tables.shape[1]
+            self._graphs = DecodeGraphs(self.model, self._cache, sizes=sizes, width=width, recorder=recorder)
 
     def close(self) -> None:
         """Ends what the model keeps outside of this process; it computes no more."""

@@ -142,6 +142,15 @@ class HfTokenizer:
         text = self._backend.id_to_token(token)
         return b"" if text is None else self._spelling.token(text)
 
+    def difference(self, other: HfTokenizer) -> str | None:
+        """A token that means something else in `other`, in words; None where all ids mean the same."""
+        mine, theirs = (tokenizer._backend.get_vocab(with_added_tokens=True) for tokenizer in (self, other))
+        if mine == theirs:
+            return None
+        token = min(token for token in mine.keys() | theirs.keys() if mine.get(token) != theirs.get(token))
+        ids = (str(vocabulary.get(token, "nothing")) for vocabulary in (mine, theirs))
+        return f"token {token!r} is {' and '.join(ids)}"
+
     def spell(self, text: str) -> list[int]:
         """Token ids of text as the model would write it; special-token literals in it are spelled out."""
         return self._plain(text, begins=False)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rungway.contracts import FakeSpec, Version
+from rungway.contracts import FakeSpec, Speculative, Version
 from rungway.engine import errors as engine_errors
 from rungway.engine.fake import FakeEngine
 from rungway.engine.fake_stream import FakeProfile
 from rungway.engine.protocol import Engine
 from rungway.engine.rules import Rules, Schedule
 from rungway.errors import ModelError
+
+if TYPE_CHECKING:
+    from rungway.engine.drafting import Drafting
 
 
 def build_engine(version: Version, models_dir: Path) -> Engine:
@@ -69,9 +73,20 @@ def _native(version: Version, models_dir: Path) -> Engine:
                 waiting_max=version.constraints_waiting_max,
                 cached_max=version.constraints_cached_max,
             ),
+            drafting=_drafting(version.speculative, models_dir),
         )
     except engine_errors.ModelError as error:
         raise ModelError(f"{version.pool}: {error}") from error
+
+
+def _drafting(spec: Speculative, models_dir: Path) -> Drafting | None:
+    from rungway.engine.drafting import Drafting
+    from rungway.engine.loader import fetch_model
+
+    if spec.method == "off":
+        return None
+    model = fetch_model(spec.model, models_dir) if spec.method == "draft" and spec.model else None
+    return Drafting(model, spec.tokens_max, spec.batch_max)
 
 
 def rules_of(version: Version) -> Rules:

@@ -24,9 +24,15 @@ class LineChild:
     """An engine behind JSON lines. Raises BenchError where it ends early, says nothing in time, or reports a problem."""
 
     def __init__(
-        self, name: str, command: Sequence[str], log: Path, env: dict[str, str], drop: Sequence[str] = ()
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        env: dict[str, str],
+        drop: Sequence[str] = (),
+        within_s: float = START_S,
     ) -> None:
-        """`env` comes on top of this process's environment, less the names in `drop`."""
+        """`env` comes on top of this process's environment, less the names in `drop`. Its first line is due `within_s`."""
         self._name = name
         self._log = log
         inherited = {key: value for key, value in os.environ.items() if key not in drop}
@@ -44,7 +50,7 @@ class LineChild:
         threading.Thread(target=self._read, daemon=True).start()
         self.cpu_before_s = 0.0
         try:
-            self.facts: dict[str, Any] = self._answer(START_S)["ready"]
+            self.facts: dict[str, Any] = self._answer(within_s)["ready"]
         except BenchError:
             self.stop()
             raise
