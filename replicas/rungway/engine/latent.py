@@ -36,13 +36,17 @@ class LatentAttention:
         if latent.query_rank is None:
             turned = turned[self._turned_queries(rows)]
         self._down = build.made(
-            prefix, Role.QKV, rows_picked(weight, turned), None if bias is None else bias[turned], build.dtype
+            prefix,
+            Role.QKV,
+            rows_picked(weight, turned, build.dtype),
+            None if bias is None else bias[turned],
+            build.dtype,
         )
         self._up = None
         if latent.query_rank is not None:
             self._query_norm = build.norm(f"{place}q_a_layernorm").to(build.dtype)
             weight, bias = build.fused(place, "q_b_proj")
-            picked = rows_picked(weight, self._turned_queries(weight.shape[0]))
+            picked = rows_picked(weight, self._turned_queries(weight.shape[0]), build.dtype)
             self._up = build.made(f"{prefix}q_b.", Role.QKV, picked, bias, build.dtype)
         self._latent_norm = build.norm(f"{place}kv_a_layernorm").to(build.dtype)
         expand = build.get(f"{place}kv_b_proj.weight").view(arch.heads, latent.nope + latent.value, latent.rank)
