@@ -62,9 +62,11 @@ sim-nightly: $(STAMP) ## 10,000 simulated worlds with faults (SEEDS=FROM:TO)
 
 test-kernels: $(STAMP) ## The kernels' tests: references, Triton's interpreter, compilation for GPUs, CPU kernels
 	$(BIN)/pytest tests/kernels
+	$(BIN)/python -m rungway.kernels.compile_check 80 90 100
 
-test-gpu: $(STAMP) ## The tests that need a CUDA device
-	$(BIN)/pytest -m gpu
+test-gpu: $(STAMP) ## Check and time the kernels on a CUDA device (OUT= folder for JSON and table), then the tests marked gpu
+	$(BIN)/python -m rungway.kernels.gpu_check $(if $(OUT),--json $(OUT)/kernels.json --markdown $(OUT)/kernels.md)
+	$(BIN)/pytest -m gpu tests/engine
 
 clean: ## Remove .venv and caches (state directories stay)
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

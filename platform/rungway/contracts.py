@@ -61,6 +61,7 @@ class Isolation(msgspec.Struct, frozen=True, kw_only=True):
     in_flight_share_max: float = 0.5
     reserved_share: float = 0.0
     retry_budget_ratio: float = 0.2
+    shard_replicas: int | None = None  # of each pool; None = all
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):

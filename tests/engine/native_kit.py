@@ -92,9 +92,10 @@ def make_core(
     hasher: Hasher = chained,
     speculation: Speculation | None = None,
     dtype: str = "float32",
+    device: str = "cpu",
 ) -> tuple[Core, Scheduler]:
     wish = Sizes(seqs, context, batched, blocks, block_tokens)
-    runner, vocabulary, sizes = module_parts(model, ByteVocabulary(), wish, dtype, torch.device("cpu"), ops)
+    runner, vocabulary, sizes = module_parts(model, ByteVocabulary(), wish, dtype, torch.device(device), ops)
     scheduler = Scheduler(
         BlockPool(blocks, block_tokens, hasher=hasher),
         max_num_seqs=seqs,

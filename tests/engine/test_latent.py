@@ -12,9 +12,12 @@ from engine.native_kit import ByteVocabulary, generate, make_core, random_prompt
 from rungway.engine import assemble
 from rungway.engine.architecture import read_architecture
 from rungway.engine.assemble import Sizes, module_parts
-from rungway.engine.latent import LatentAttention
+from rungway.engine.int4 import quantised
+from rungway.engine.latent import LatentAttention, _mask
 from rungway.engine.model import Decoder
+from rungway.engine.ops import Span
 from rungway.engine.precision import plain
+from rungway.engine.stored import Fp8Weight, Int4Weight, rows_picked
 from rungway.simulate.shapes import read_shape
 
 CPU = torch.device("cpu")
@@ -85,3 +88,29 @@ def test_long_chunks_are_expanded_and_decodes_are_not(model: Any, monkeypatch: p
     core, _ = make_core(model)
     run_all(core, [work("r", list(range(60)), max_tokens=2)])
     assert set(taken) == {("_expanded", 60), ("_absorbed", 1)}
+
+
+def test_masks_that_nobody_made() -> None:
+    """Where kernels need none, latent attention makes its own: decodes by length, chunks by place."""
+    entries = torch.zeros(2, 12, 3)
+    decodes = Span(0, 2, torch.zeros(2, 3), torch.tensor([4, 12]), None, chunk=False)
+    seen = (_mask(decodes, entries) == 0).sum(-1).flatten()
+    assert seen.tolist() == [4, 12]
+    chunk = Span(5, 9, torch.zeros(1, 3), torch.tensor([10]), None, chunk=True)
+    mask = _mask(chunk, entries)
+    assert mask.shape == (1, 1, 4, 12) and (mask == 0).sum(-1).flatten().tolist() == [7, 8, 9, 10]
+
+
+def test_rows_of_a_quantised_weight_in_another_order() -> None:
+    """Rotary pairs are brought to halves in a checkpoint's own bits, where its scales allow it."""
+    torch.manual_seed(0)
+    codes, order = torch.randn(256, 128).to(torch.float8_e4m3fn), torch.randperm(256)
+    by_row, by_block = Fp8Weight(codes, torch.rand(256)), Fp8Weight(codes, torch.rand(2, 1))
+    four = quantised(torch.randn(256, 128), 32)
+    for weight, kept in ((four, Int4Weight), (by_row, Fp8Weight), (by_block, torch.Tensor)):
+        picked = rows_picked(weight, order, torch.bfloat16)
+        assert isinstance(picked, kept)
+        if isinstance(picked, torch.Tensor):
+            assert torch.equal(picked, weight.dense()[order].bfloat16())
+        else:
+            assert torch.equal(picked.dense(), weight.dense()[order])

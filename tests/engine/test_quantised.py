@@ -183,7 +183,7 @@ def test_the_plain_model_is_only_made_first_where_it_fits(tmp_path: Any, monkeyp
         monkeypatch.setattr(
             "os.sysconf", lambda name, pages=pages: {"SC_AVPHYS_PAGES": pages, "SC_PAGE_SIZE": 4096}[name]
         )
-        assert assemble.plain_fits(weights, CPU) is fits
+        assert assemble.plain_fits(weights) is fits
 
 
 @needs_int4

@@ -40,7 +40,6 @@ from rungway.engine.scheduler import Scheduler
 from rungway.engine.selftest import likeness, read_through
 from rungway.engine.stored import Fp8Weight, Int4Weight, kept
 from rungway.engine.weights import read_config
-from rungway.kernels import layouts
 
 CPU = torch.device("cpu")
 IDS = [(7 * at + 3) % 257 for at in range(48)]
@@ -209,11 +208,15 @@ def test_floats_of_8_bits_are_kept_where_the_hardware_multiplies_them(
     checkpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyTorch's scaled product runs on CPU as well, only without a gain: it stands in for the hardware's."""
-    monkeypatch.setattr(fp8, "in_hardware", lambda _: True)
+    monkeypatch.setattr(fp8, "fp8_ready", lambda _: True)
     kind = as_stored("fp8", torch.device("cuda"))
-    for name, scaled in (("compressed-floats", True), ("fp8-tensor", True), ("fp8-blocks", False)):
-        monkeypatch.setattr(fp8, "KERNELS", {"fp8_linear": None} if not scaled else {})
-        monkeypatch.setattr(fp8, "get", lambda *_: layouts.fp8_linear)
+    for name, hardware, scaled in (
+        ("compressed-floats", True, True),
+        ("fp8-tensor", True, True),
+        ("fp8-tensor", False, False),
+        ("fp8-blocks", True, False),
+    ):
+        monkeypatch.setattr(fp8, "in_hardware", lambda _, hardware=hardware: hardware)
         quantised, plain_path = checkpoint(name)
         with torch.inference_mode():
             small, exact = decoder(quantised, kind), decoder(plain_path, plain(torch.float32))

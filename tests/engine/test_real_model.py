@@ -16,6 +16,7 @@ from rungway.engine.chat import GUARD
 from rungway.engine.core import Core
 from rungway.engine.errors import ModelError
 from rungway.engine.loader import fetch_model
+from rungway.engine.native_linear import native_works
 from rungway.engine.protocol import Sampling, Work
 from rungway.engine.scheduler import Scheduler
 from rungway.engine.tokenizer import HfTokenizer
@@ -80,3 +81,33 @@ def test_greedy_equals_transformers(model_path: Path, reference: Any) -> None:
     for at, prompt in enumerate(prompts):
         assert tokens[str(at)] == generate(reference, prompt, NEW)
     assert "Paris" in texts["0"] and core.check() == []
+
+
+def test_the_same_bits_in_any_company(model_path: Path) -> None:
+    """In 8 bits with our own kernels: alone, and in a batch cut into small chunks behind a shared beginning."""
+    if not native_works():
+        pytest.skip("our own CPU kernels need a C++ compiler and AVX-512 VNNI")
+    tokenizer = HfTokenizer(model_path)
+    prompts = [tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": text}])) for text in QUESTIONS]
+    ask = Sampling(max_tokens=NEW, temperature=0.0, logprobs=1)
+    works = [
+        Work(request_id=str(at), attempt=1, prompt_ids=prompt, prompt_text="", sampling=ask)
+        for at, prompt in enumerate(prompts)
+    ]
+    runner, vocabulary, sizes = directory_parts(model_path, Sizes(4, 512, 24, 60, 16), "int8", torch.device("cpu"))
+    assert runner.path == "native int8"
+
+    def said(asked: list[Work], budget: int) -> list[list[tuple[list[int], float]]]:
+        scheduler = Scheduler(BlockPool(sizes.kv_blocks, 16), max_num_seqs=4, max_num_batched_tokens=budget)
+        core = Core(runner, vocabulary, scheduler, context=sizes.context, waiting_max=9, clock_ns=lambda: 0)
+        heard: dict[str, list[tuple[list[int], float]]] = {item.request_id: [] for item in asked}
+        for item in asked:
+            assert core.add(item) == []
+        while core.busy:
+            for delta in core.step():
+                heard[delta.request_id] += [(delta.token_ids, one.logprob) for one in delta.logprobs or []]
+        return list(heard.values())
+
+    alone = [said([item], 512)[0] for item in works]
+    assert all(len(answer) > 1 for answer in alone)
+    assert said(works, 24) == alone

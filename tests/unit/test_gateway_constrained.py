@@ -217,6 +217,7 @@ async def test_failures_are_counted_and_not_kept(tmp_path: Path, monkeypatch: py
             "miss",
             "miss",
         )
+        assert [ask.cached for ask in rig.controller.asks] == [False, False]
         await until(lambda: rig.controller.counts.get(("structured_output_failures_total", ("acme",))) == 2)
 
 

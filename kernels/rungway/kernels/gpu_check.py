@@ -1,82 +1,70 @@
-"""`python -m rungway.kernels.gpu_check`: check and time every kernel on this machine's CUDA device.
+"""`python -m rungway.kernels.gpu_check [--json FILE] [--markdown FILE]`: check and time every kernel on this machine's CUDA
+device.
 
-Right: on the small cases, in float32, float16 and bfloat16, the error against the float32 reference is at most twice
-what the reference itself loses by rounding its result to that type. Fast: on the large cases, in bfloat16, least memory
-traffic over time, as a fraction of the bandwidth of a plain copy measured here. Prints one line a case; exits 0 when
-all are right, 1 when one is wrong, 2 without CUDA or Triton.
+Right: on the small cases, in float32, float16 and bfloat16, the error against the float32 reference is at most twice what
+the reference itself loses by rounding its result to that type; sampled tokens are the same. Fast: on the large cases, in
+bfloat16, the least memory traffic over time as a fraction of the bandwidth of a plain copy, or operations over time as a
+fraction of the rate of a large product, both measured here. Prints one line a case; exits 0 when all are right and every bar
+is reached, 1 when not, 2 without CUDA or Triton.
 """
 
 from __future__ import annotations
 
-import statistics
+import argparse
+import json
 import sys
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from rungway.kernels.case import Args, Case
+from rungway.kernels.gpu_time import Rates, Timing, measured, rates
 from rungway.kernels.registry import KERNELS, Kernel, KernelError
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-COPY_BYTES = 1 << 30
-REPEATS = 20
 _FLOOR = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # of results around 1: a few roundings
 
 
 def to_device(args: Args) -> Args:
+    """The same arguments on the GPU; strides are kept."""
     return tuple(arg.cuda() if isinstance(arg, torch.Tensor) else arg for arg in args)
 
 
 def widened(args: Args) -> Args:
-    """The same numbers in float32, so that the reference rounds nothing."""
-    return tuple(arg.float() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in args)
+    """The same numbers in float32, so that the reference rounds nothing. Each its own, as some are written to."""
+
+    def wide(arg: torch.Tensor) -> torch.Tensor:
+        return arg.float() if arg.is_floating_point() and arg.dtype != torch.float64 else arg.clone()
+
+    return tuple(wide(arg) if isinstance(arg, torch.Tensor) else arg for arg in args)
 
 
-def tensors(result: Any) -> tuple[torch.Tensor, ...]:
-    return result if isinstance(result, tuple) else (result,)
+def results(kernel: Kernel, returned: Any, args: Args) -> tuple[torch.Tensor, ...]:
+    """What a call returned and what it changed."""
+    made = returned if isinstance(returned, tuple) else (returned,)
+    return (*made, *(args[at] for at in kernel.writes))
 
 
 def error_of(kernel: Kernel, case: Case, dtype: torch.dtype) -> tuple[float, float]:
     """(largest error of the kernel, largest error allowed), absolute."""
     args = case.make(dtype)
-    exact = tensors(kernel.reference(*widened(args)))
-    got = tensors(kernel.triton()(*to_device(args)))
+    wide, there = widened(args), to_device(args)
+    exact = results(kernel, kernel.reference(*wide), wide)
+    got = results(kernel, kernel.triton()(*there), there)
     worst = allowed = 0.0
     for one, true in zip(got, exact, strict=True):
         if true.numel() == 0:
             continue
+        if not true.is_floating_point():
+            worst = max(worst, 0.0 if torch.equal(one.cpu(), true) else float("inf"))
+            continue
         rounding = (true.to(dtype).float() - true).abs().max().item()
-        difference = (one.float().cpu() - true).abs().max().item()
+        difference = (one.float().cpu() - true.float()).abs().max().item()
         scale = max(1.0, true.abs().max().item())
         worst = max(worst, difference if difference == difference else float("inf"))
         allowed = max(allowed, 2 * rounding + _FLOOR[dtype] * scale)
     return worst, allowed
-
-
-def seconds(call: Callable[[], Any]) -> float:
-    """Median time of one call on the device, with the L2 cache flushed in between."""
-    flush = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
-    for _ in range(3):
-        call()
-    times: list[float] = []
-    event: Any = torch.cuda.Event
-    for _ in range(REPEATS):
-        flush.zero_()
-        start, end = event(enable_timing=True), event(enable_timing=True)
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / 1000)
-    return statistics.median(times)
-
-
-def copy_bandwidth() -> float:
-    """Bytes read and written per second by a device-to-device copy of 1 GiB."""
-    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * COPY_BYTES / seconds(lambda: target.copy_(source))
 
 
 def check_all() -> int:
@@ -93,21 +81,34 @@ def check_all() -> int:
     return wrong
 
 
-def time_all() -> None:
-    copy = copy_bandwidth()
-    print(f"{torch.cuda.get_device_name()}: copy {copy / 1e12:.2f} TB/s")
+def time_all(device: Rates) -> list[Timing]:
+    """Every large case in bfloat16, printed as it is measured."""
+    timings = []
     for kernel in KERNELS.values():
         function = kernel.triton()
         for case in kernel.large:
-            args = to_device(case.make(torch.bfloat16))
-            took = seconds(lambda function=function, args=args: function(*args))  # type: ignore[misc]
-            rate = case.bytes_moved(torch.bfloat16) / took
-            print(
-                f"time  {kernel.name} {case.name}: {took * 1e6:.0f} us, {rate / 1e12:.2f} TB/s, {rate / copy:.0%} of copy"
-            )
+            timing = measured(kernel.name, case, function, to_device(case.make(torch.bfloat16)), device)
+            timings.append(timing)
+            print(f"{'time' if timing.reached else 'SLOW':5} {timing}")
+    return timings
 
 
-def main() -> int:
+def markdown(device: Rates, timings: list[Timing]) -> str:
+    """Rows for docs/benchmarks.md."""
+    lines = [f"{device}", "", "| kernel | case | us | of | fraction | bar |", "|---|---|---|---|---|---|"]
+    for one in timings:
+        bar = "" if one.bar is None else f"{one.bar:.0%}"
+        lines.append(
+            f"| {one.kernel} | {one.case} | {one.seconds * 1e6:.0f} | {one.metric} | {one.fraction:.0%} | {bar} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="gpu_check")
+    parser.add_argument("--json", type=Path, help="write the timings here")
+    parser.add_argument("--markdown", type=Path, help="write rows for docs/benchmarks.md here")
+    asked = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("gpu_check: there is no CUDA device here; the kernels were not run", file=sys.stderr)
         return 2
@@ -116,10 +117,18 @@ def main() -> int:
     except KernelError as error:
         print(f"gpu_check: {error}", file=sys.stderr)
         return 2
-    time_all()
-    print("all right" if wrong == 0 else f"{wrong} cases are wrong")
-    return 1 if wrong else 0
+    device = rates()
+    print(device)
+    timings = time_all(device)
+    if asked.json:
+        rows = [one._asdict() | {"reached": one.reached} for one in timings]
+        asked.json.write_text(json.dumps({"device": device._asdict(), "wrong": wrong, "timings": rows}, indent=1))
+    if asked.markdown:
+        asked.markdown.write_text(markdown(device, timings))
+    slow = sum(not one.reached for one in timings)
+    print("all right" if wrong + slow == 0 else f"{wrong} cases are wrong, {slow} below their bar")
+    return 1 if wrong + slow else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

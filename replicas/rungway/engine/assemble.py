@@ -114,7 +114,7 @@ def _model(
     *fewer_bits, last = candidates(dtype, arch, device, form)
     if form is not None and not last.stored:
         _log.info("the checkpoint is quantised; its weights are dequantised at load, dtype %s", dtype)
-    asked = [last] if last.int4 and plain_fits(weights, device) else []
+    asked = [last] if last.int4 and device.type == "cpu" and plain_fits(weights) else []
     if not fewer_bits and not asked:
         if last.int8 or last.int4:
             _log.info("%s is taken as asked for, without a test of its answers", last.name)
@@ -137,12 +137,10 @@ def _model(
     return Decoder(arch, weights, last, device, ops)
 
 
-def plain_fits(weights: Weights, device: torch.device) -> bool:
+def plain_fits(weights: Weights) -> bool:
     """Whether the plain model may be made first, in half of the memory that is free. True for weights that are in memory."""
     if not isinstance(weights, DirectoryWeights):
         return True
-    if device.type == "cuda":
-        return weights.nbytes <= torch.cuda.mem_get_info(device)[0] // 2
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):

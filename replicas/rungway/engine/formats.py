@@ -22,7 +22,6 @@ from rungway.engine.fp8 import fp8_ready
 from rungway.engine.int4 import int4_ready
 from rungway.engine.int8 import int8_works
 from rungway.engine.native_linear import native_works
-from rungway.kernels.registry import KERNELS
 
 
 class Role(StrEnum):
@@ -92,7 +91,7 @@ def plain(dtype: torch.dtype) -> Precision:
 
 def int8_ready(device: torch.device) -> bool:
     """Whether products with 8-bit weights can be had on this device."""
-    return "int8_linear" in KERNELS if device.type == "cuda" else int8_works() or native_works()
+    return device.type == "cuda" or int8_works() or native_works()
 
 
 def keeps(form: str, device: torch.device) -> bool:

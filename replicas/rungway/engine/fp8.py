@@ -13,8 +13,7 @@ import functools
 import torch
 
 from rungway.engine.stored import Fp8Weight
-from rungway.kernels import layouts
-from rungway.kernels.registry import KERNELS, get
+from rungway.kernels.registry import get
 
 _PEAK = 448.0  # largest e4m3 number
 _CAPABILITY = (8, 9)
@@ -49,7 +48,7 @@ class Fp8Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         weight = self._weight
         if not self._scaled:
-            multiply = get("fp8_linear", x.device) if "fp8_linear" in KERNELS else layouts.fp8_linear
+            multiply = get("fp8_linear", x.device)
             y: torch.Tensor = multiply(x.contiguous(), weight.codes, weight.scales)
         else:
             codes, scales = on_tokens(x)
@@ -69,12 +68,12 @@ def linear8(weight: Fp8Weight, bias: torch.Tensor | None, dtype: torch.dtype) ->
     fits = weight.scales.dim() == 1 and not any(size % _ALIGNED for size in weight.shape)
     if fits and in_hardware(device) and scaled_works(device):
         return Fp8Linear(weight, bias, dtype=dtype, scaled=True)
-    return Fp8Linear(weight, bias, dtype=dtype) if "fp8_linear" in KERNELS else None
+    return Fp8Linear(weight, bias, dtype=dtype)
 
 
 def fp8_ready(device: torch.device) -> bool:
     """Whether products with 8-bit floats can be had on this device at all."""
-    return in_hardware(device) or (device.type == "cuda" and "fp8_linear" in KERNELS)
+    return device.type == "cuda"
 
 
 def in_hardware(device: torch.device) -> bool:

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from rungway.engine.smoothing import weight_factors
 from rungway.engine.stored import Int4Weight
 from rungway.kernels import layouts
-from rungway.kernels.registry import KERNELS, get
+from rungway.kernels.registry import get
 
 CPU_GROUPS = (256, 128, 64, 32)  # what the operator has
 _CPU_ROWS = 16  # outputs come in multiples of this
@@ -159,7 +159,7 @@ class KernelInt4Linear(_Layer):
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         weight = self._weight
-        multiply = get("int4_linear", x.device) if "int4_linear" in KERNELS else layouts.int4_linear
+        multiply = get("int4_linear", x.device)
         y: torch.Tensor = multiply(x.contiguous(), weight.packed, weight.scales, weight.zeros)
         return y
 
@@ -167,14 +167,13 @@ class KernelInt4Linear(_Layer):
 def linear4(weight: Int4Weight, bias: torch.Tensor | None, dtype: torch.dtype) -> _Layer | None:
     """A layer for where `weight` lies; None where 4-bit products cannot be had for it."""
     if weight.packed.device.type == "cuda":
-        fits = "int4_linear" in KERNELS and _kernel_group(weight) is not None
-        return KernelInt4Linear(weight, bias, dtype=dtype) if fits else None
+        return KernelInt4Linear(weight, bias, dtype=dtype) if _kernel_group(weight) is not None else None
     return CpuInt4Linear(weight, bias, dtype=dtype) if _cpu_group(weight) is not None and int4_works() else None
 
 
 def int4_ready(device: torch.device) -> bool:
     """Whether 4-bit products can be had on this device at all."""
-    return "int4_linear" in KERNELS if device.type == "cuda" else int4_works()
+    return device.type == "cuda" or int4_works()
 
 
 def _kernel_group(weight: Int4Weight) -> int | None:

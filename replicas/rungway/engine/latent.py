@@ -36,13 +36,17 @@ class LatentAttention:
         if latent.query_rank is None:
             turned = turned[self._turned_queries(rows)]
         self._down = build.made(
-            prefix, Role.QKV, rows_picked(weight, turned), None if bias is None else bias[turned], build.dtype
+            prefix,
+            Role.QKV,
+            rows_picked(weight, turned, build.dtype),
+            None if bias is None else bias[turned],
+            build.dtype,
         )
         self._up = None
         if latent.query_rank is not None:
             self._query_norm = build.norm(f"{place}q_a_layernorm").to(build.dtype)
             weight, bias = build.fused(place, "q_b_proj")
-            picked = rows_picked(weight, self._turned_queries(weight.shape[0]))
+            picked = rows_picked(weight, self._turned_queries(weight.shape[0]), build.dtype)
             self._up = build.made(f"{prefix}q_b.", Role.QKV, picked, bias, build.dtype)
         self._latent_norm = build.norm(f"{place}kv_a_layernorm").to(build.dtype)
         expand = build.get(f"{place}kv_b_proj.weight").view(arch.heads, latent.nope + latent.value, latent.rank)
@@ -133,8 +137,12 @@ def _turned(rows: int, starts: list[int], latent: Latent) -> torch.Tensor:
 
 
 def _mask(span: Span, entries: torch.Tensor) -> torch.Tensor:
-    """Of decodes, where kernels go by lengths alone: [rows, 1, 1, keys]."""
-    beyond = torch.arange(entries.shape[1], device=entries.device) >= span.lengths[:, None]
-    return torch.zeros(beyond.shape, dtype=entries.dtype, device=entries.device).masked_fill_(beyond, float("-inf"))[
-        :, None, None
-    ]
+    """What a span's queries must not see, where kernels go by lengths alone and none was made: [rows, 1, 1, keys] of
+    decodes, [1, 1, rows, keys] of a chunk."""
+    keys = torch.arange(entries.shape[1], device=entries.device)
+    last = span.lengths
+    if span.chunk:  # its rows are the last ones of its length
+        last = span.lengths + torch.arange(span.start - span.stop + 1, 1, device=entries.device)
+    beyond = keys >= last[:, None]
+    mask = torch.zeros(beyond.shape, dtype=entries.dtype, device=entries.device).masked_fill_(beyond, float("-inf"))
+    return mask[None, None] if span.chunk else mask[:, None, None]

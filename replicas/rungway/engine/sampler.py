@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rungway.engine.device_sampler import draw
 from rungway.engine.protocol import Sampling
 
 CANDIDATES = 256  # sorted head of the distribution that nearly always decides top-k, top-p and min-p
 LOGPROB_MIN = -9999.0
 _GREEDY_BELOW = 1e-5
+Tops = dict[int, list[tuple[int, float]]]
 
 
 class Row(NamedTuple):
@@ -57,6 +59,16 @@ def uniform(seed: int, index: int, position: int) -> float:
 def sample(logits: torch.Tensor, rows: list[Row]) -> list[Sampled]:
     """`logits`: [rows, vocabulary], any float type, not changed. Never raises for what a request asks: a row without a
     finite distribution gives token None."""
+    tokens, logprobs, tops = _by_kernel(logits, rows) if logits.device.type == "cuda" else _by_torch(logits, rows)
+    return [
+        Sampled(
+            token if np.isfinite(logprob) and not rows[at].dead else None, max(logprob, LOGPROB_MIN), tops.get(at, [])
+        )
+        for at, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True))
+    ]
+
+
+def _by_torch(logits: torch.Tensor, rows: list[Row]) -> tuple[list[int], list[float], Tops]:
     raw = logits.float()
     scores = torch.log_softmax(raw, dim=-1)
     processed = _processed(raw, rows)
@@ -64,13 +76,16 @@ def sample(logits: torch.Tensor, rows: list[Row]) -> list[Sampled]:
     for at, token in _drawn(processed, rows):
         tokens[at] = token
     chosen = scores.gather(1, torch.tensor(tokens, device=raw.device)[:, None])[:, 0]
-    tops = _alternatives(scores, rows)
-    return [
-        Sampled(
-            token if np.isfinite(logprob) and not rows[at].dead else None, max(logprob, LOGPROB_MIN), tops.get(at, [])
-        )
-        for at, (token, logprob) in enumerate(zip(tokens, chosen.tolist(), strict=True))
-    ]
+    return tokens, chosen.tolist(), _alternatives(scores, rows)
+
+
+def _by_kernel(logits: torch.Tensor, rows: list[Row]) -> tuple[list[int], list[float], Tops]:
+    """Logits that nothing changes are not even copied."""
+    raw = logits.float() if any(_changes(row) for row in rows) else logits
+    points = [uniform(row.seed, row.sample, row.position) for row in rows]
+    tokens, logprobs = draw(_processed(raw, rows), raw, [row.sampling for row in rows], points)
+    named = any(row.sampling.logprobs for row in rows)
+    return tokens, logprobs, _alternatives(torch.log_softmax(raw.float(), -1), rows) if named else {}
 
 
 def _argmax(logits: torch.Tensor) -> list[int]:
@@ -80,7 +95,7 @@ def _argmax(logits: torch.Tensor) -> list[int]:
     return logits.argmax(-1).tolist()
 
 
-def _alternatives(scores: torch.Tensor, rows: list[Row]) -> dict[int, list[tuple[int, float]]]:
+def _alternatives(scores: torch.Tensor, rows: list[Row]) -> Tops:
     wanted = [at for at, row in enumerate(rows) if row.sampling.logprobs]
     if not wanted:
         return {}
@@ -99,9 +114,9 @@ def _processed(raw: torch.Tensor, rows: list[Row]) -> torch.Tensor:
     """Raw logits with bias, penalties and masks; the input itself where no row asks for any."""
     processed = raw
     for at, row in enumerate(rows):
-        ask = row.sampling
-        if not (ask.logit_bias or _penalised(ask) or row.mask is not None):
+        if not _changes(row):
             continue
+        ask = row.sampling
         if processed is raw:
             processed = raw.clone()
         if ask.logit_bias:
@@ -123,6 +138,10 @@ def _forbid(logits: torch.Tensor, mask: NDArray[np.uint32]) -> None:
         np.copyto(logits[: len(forbidden)].numpy(), -np.inf, where=forbidden)
     else:
         logits[: len(forbidden)].masked_fill_(torch.from_numpy(forbidden).to(logits.device), float("-inf"))
+
+
+def _changes(row: Row) -> bool:
+    return bool(row.sampling.logit_bias) or _penalised(row.sampling) or row.mask is not None
 
 
 def _penalised(ask: Sampling) -> bool:

@@ -44,10 +44,18 @@ def read_through(model: Decoder, ids: list[int]) -> torch.Tensor:
     """Log-probabilities at every position, [tokens, vocabulary], in float32."""
     count = len(ids)
     width = -(-count // _BLOCK)
-    mask = torch.full((count, width * _BLOCK), float("-inf"), dtype=model.dtype).triu_(1)
-    positions = torch.arange(count)
-    span = Span(0, count, torch.arange(1, width + 1)[None], torch.tensor([count]), mask[None, None], chunk=True)
-    batch = Batch(ids=torch.tensor(ids), positions=positions, slots=positions + _BLOCK, outputs=positions, spans=[span])
+    where = model.device
+    mask = torch.full((count, width * _BLOCK), float("-inf"), dtype=model.dtype, device=where).triu_(1)
+    positions = torch.arange(count, device=where)
+    blocks, lengths = torch.arange(1, width + 1, device=where)[None], torch.tensor([count], device=where)
+    span = Span(0, count, blocks, lengths, mask[None, None], chunk=True)
+    batch = Batch(
+        ids=torch.tensor(ids, device=where),
+        positions=positions,
+        slots=positions + _BLOCK,
+        outputs=positions,
+        spans=[span],
+    )
     return torch.log_softmax(model.forward(batch, model.cache(width + 1, _BLOCK)).float(), -1)
 
 

@@ -120,3 +120,6 @@ class TimedOps:
 
     def decode(self, queries: torch.Tensor, stored: torch.Tensor, span: Span) -> torch.Tensor:
         return self._inner.decode(queries, stored, span)
+
+    def prefill(self, queries: torch.Tensor, stored: torch.Tensor, span: Span) -> torch.Tensor:
+        return self._inner.prefill(queries, stored, span)

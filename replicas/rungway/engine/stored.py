@@ -112,8 +112,9 @@ def rows_scaled(weight: Weight, rows: torch.Tensor) -> Weight:
     return weight.dense() * rows[:, None]
 
 
-def rows_picked(weight: Weight, order: torch.Tensor) -> Weight:
-    """The outputs of `weight` in another order; 8-bit floats that share scales over rows become a plain tensor."""
+def rows_picked(weight: Weight, order: torch.Tensor, dtype: torch.dtype) -> Weight:
+    """The outputs of `weight` in another order; 8-bit floats that share scales over rows become a plain tensor of
+    `dtype`."""
     if isinstance(weight, torch.Tensor):
         return weight[order]
     if isinstance(weight, Int4Weight):
@@ -121,7 +122,7 @@ def rows_picked(weight: Weight, order: torch.Tensor) -> Weight:
     if weight.scales.dim() == 1:
         codes = weight.codes.view(torch.uint8)[order].view(weight.codes.dtype)
         return Fp8Weight(codes, weight.scales[order])
-    return weight.dense()[order]
+    return weight.dense()[order].to(dtype)
 
 
 def _stacked_int4(parts: list[Int4Weight]) -> Int4Weight | None:

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdint>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -11,7 +13,9 @@
 namespace rungway {
 namespace {
 
-constexpr int SPINS = 2000;  // about 30 microseconds
+constexpr int SPINS = 600;  // about 10 microseconds: phases follow each other faster, and a thread without work is soon asleep
+constexpr int ITEM_BITS = 18;
+constexpr uint64_t ITEM_MASK = (1u << ITEM_BITS) - 1;
 
 void wait_while(std::atomic<int>& value, int old) {
   for (int spin = 0; spin < SPINS; ++spin) {
@@ -23,34 +27,45 @@ void wait_while(std::atomic<int>& value, int old) {
 
 struct Pool {
   std::mutex busy;
-  std::atomic<int> jobs{0};
-  std::atomic<int> left{0};
-  Meeting meeting;
-  const std::function<void(Crew&)>* job = nullptr;
-  int size = 1;
-  int workers = 0;
+  // number of the phase, its items, the next one that nobody has taken: in one word, so that a late helper cannot mix two
+  // phases up
+  std::atomic<uint64_t> claims{0};
+  std::atomic<const std::function<void(int)>*> work{nullptr};
+  std::atomic<int> left{0};    // items of this phase that are not done
+  std::atomic<int> phases{0};  // what helpers wait on
+  std::atomic<int> size{1};
+  int helpers = 0;
   pid_t owner = 0;
 
-  void serve(int index, int seen) {
-    for (;;) {
-      wait_while(jobs, seen);
-      seen = jobs.load(std::memory_order_acquire);
-      if (index < size) {
-        Crew crew(index, size, &meeting);
-        (*job)(crew);
-      }
+  // Takes items until there are none.
+  void help() {
+    for (uint64_t seen = claims.load(std::memory_order_acquire);;) {
+      const uint64_t item = seen & ITEM_MASK, items = seen >> ITEM_BITS & ITEM_MASK;
+      if (item >= items) return;
+      // of the phase in `seen`: it cannot end, nor the next begin, unless the exchange below fails
+      const std::function<void(int)>* mine = work.load(std::memory_order_relaxed);
+      if (!claims.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+      (*mine)(static_cast<int>(item));
       if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) left.notify_one();
+      seen = claims.load(std::memory_order_acquire);
+    }
+  }
+
+  void serve(int index) {
+    for (int seen = 0;;) {
+      if (index < size.load(std::memory_order_relaxed)) help();
+      wait_while(phases, seen);
+      seen = phases.load(std::memory_order_acquire);
     }
   }
 
   void hire(int wanted) {
     if (owner != getpid()) {  // threads do not survive a fork
       owner = getpid();
-      workers = 0;
+      helpers = 0;
     }
     try {
-      for (; workers + 1 < wanted; ++workers)
-        std::thread(&Pool::serve, this, workers + 1, jobs.load(std::memory_order_relaxed)).detach();
+      for (; helpers + 1 < wanted; ++helpers) std::thread(&Pool::serve, this, helpers + 1).detach();
     } catch (const std::system_error&) {  // no more threads to be had: the job runs on fewer
     }
   }
@@ -63,37 +78,29 @@ Pool& pool() {
 
 }  // namespace
 
-void Crew::meet() {
-  const int phase = meeting_->phase.load(std::memory_order_relaxed);
-  if (meeting_->arrived.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
-    meeting_->arrived.store(0, std::memory_order_relaxed);
-    meeting_->next.store(0, std::memory_order_relaxed);
-    meeting_->phase.store(phase + 1, std::memory_order_release);
-    meeting_->phase.notify_all();
-  } else {
-    wait_while(meeting_->phase, phase);
-  }
+void Crew::share(int items, const std::function<void(int)>& work) {
+  Pool& shared = pool();
+  const uint64_t phase = (shared.claims.load(std::memory_order_relaxed) >> 2 * ITEM_BITS) + 1;
+  shared.work.store(&work, std::memory_order_relaxed);
+  shared.left.store(items, std::memory_order_relaxed);
+  shared.claims.store(phase << 2 * ITEM_BITS | static_cast<uint64_t>(items) << ITEM_BITS, std::memory_order_release);
+  shared.phases.fetch_add(1, std::memory_order_release);
+  shared.phases.notify_all();
+  shared.help();
+  for (int left; (left = shared.left.load(std::memory_order_acquire)) != 0;) wait_while(shared.left, left);
 }
 
 void run(int threads, const std::function<void(Crew&)>& job) {
   Pool& shared = pool();
   std::unique_lock<std::mutex> mine(shared.busy, std::defer_lock);
+  int size = 1;
   if (threads > 1 && mine.try_lock()) {
     shared.hire(std::min(threads, CREW_MAX));
-    shared.size = std::min({threads, CREW_MAX, shared.workers + 1});
+    size = std::min({threads, CREW_MAX, shared.helpers + 1});
+    shared.size.store(size, std::memory_order_relaxed);
   }
-  if (!mine.owns_lock() || shared.size == 1) {
-    Crew alone(0, 1, nullptr);
-    job(alone);
-    return;
-  }
-  shared.job = &job;
-  shared.left.store(shared.workers, std::memory_order_relaxed);
-  shared.jobs.fetch_add(1, std::memory_order_release);
-  shared.jobs.notify_all();
-  Crew crew(0, shared.size, &shared.meeting);
+  Crew crew(size);
   job(crew);
-  for (int left; (left = shared.left.load(std::memory_order_acquire)) != 0;) wait_while(shared.left, left);
 }
 
 }  // namespace rungway

@@ -1,46 +1,37 @@
-// Threads that walk through the phases of one job together. They stay between jobs: a phase lasts microseconds, waking a
-// thread takes tens of them. Waiting is first a short spin, then sleep, so that a peer without a core costs no core.
+// Threads that help with one job after the other. The caller walks through the phases of its job; in each, items are taken
+// by whoever is there. Nobody waits for a helper that has no core: what it has not taken, others do.
 #pragma once
 
-#include <atomic>
 #include <functional>
 
 namespace rungway {
 
-struct Meeting {
-  std::atomic<int> next{0};     // item of the current phase that nobody has taken yet
-  std::atomic<int> arrived{0};
-  std::atomic<int> phase{0};
-};
-
-// What one thread sees of a job.
 class Crew {
  public:
-  Crew(int index, int size, Meeting* meeting) : index(index), size(size), meeting_(meeting) {}
+  explicit Crew(int size) : size(size) {}
 
-  // Calls work(item) for every item below `items`, shared among the threads; returns when all are done. Who does what does
-  // not matter to the results: no item reads what another one of the same phase writes.
+  // Calls work(item) for every item below `items`, on any of the threads; returns when all are done. Who does what does not
+  // matter to the results: no item reads what another one of the same phase writes.
   template <class Work>
   void each(int items, Work work) {
-    if (size == 1) {
+    if (size == 1 || items <= 1 || items > ITEMS_MAX) {
       for (int item = 0; item < items; ++item) work(item);
-      return;
+    } else {
+      share(items, std::function<void(int)>(std::ref(work)));
     }
-    for (int item; (item = meeting_->next.fetch_add(1, std::memory_order_relaxed)) < items;) work(item);
-    meet();
   }
 
-  const int index, size;
+  const int size;  // threads, the caller among them
 
  private:
-  void meet();
-  Meeting* meeting_;
+  static constexpr int ITEMS_MAX = (1 << 18) - 1;
+  void share(int items, const std::function<void(int)>& work);
 };
 
 // At most this many threads run one job, the caller among them.
 constexpr int CREW_MAX = 64;
 
-// Runs `job` on `threads` threads; on the caller's alone while another job runs in this process.
+// Runs `job` with `threads` threads; with the caller's alone while another job runs in this process.
 void run(int threads, const std::function<void(Crew&)>& job);
 
 }  // namespace rungway
