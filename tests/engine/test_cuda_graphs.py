@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.family_kit import gemma3
 from engine.native_kit import ByteVocabulary, generate, make_core, random_model, random_prompts, run_all, work
 from rungway.engine.assemble import Sizes, module_parts
 from rungway.engine.cuda_graphs import Action, CudaRecorder, DecodeGraphs
@@ -119,8 +120,10 @@ def test_recording_stops_at_the_bound_of_memory(module: Any) -> None:
     assert graphs_of(runner, FakeRecorder(), []).run(decode_batch([3], 0)) is None
 
 
-def test_an_engine_that_replays_says_what_transformers_says(module: Any) -> None:
-    """Sequences come and go, prompts run between decodes, blocks are preempted and dealt out anew."""
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_an_engine_that_replays_says_what_transformers_says(module: Any, family: str) -> None:
+    """Sequences come and go, prompts run between decodes, blocks are preempted and dealt out anew; with windows as well."""
+    module = module if family == "llama" else gemma3()
     prompts = random_prompts(10)
     expected = [generate(module, prompt, NEW) for prompt in prompts]
     core, scheduler = make_core(module, seqs=7, batched=16, blocks=24, context=96, ops=KernelOps())
