@@ -169,6 +169,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int = 1
     tensor_parallel_timeout_s: float = 60.0
     speculative: Speculative = Speculative()
+    graph_rows_max: int = 256
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from typing import Any
 
 import torch
 
@@ -94,7 +95,7 @@ class TimedOps:
         self._watch = watch
         self.decode_masks = inner.decode_masks
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         """What else the inner operations can do."""
         return getattr(self._inner, name)
 
