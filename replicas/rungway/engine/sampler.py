@@ -76,7 +76,7 @@ def sample(logits: torch.Tensor, rows: list[Row], peaks: Peaks | None = None) ->
     ]
 
 
-def _by_torch(logits: torch.Tensor, rows: list[Row], peaks: Peaks | None) -> tuple[list[int], list[float], Tops]:
+def _by_torch(logits: torch.Tensor, rows: list[Row], peaks: Peaks | None = None) -> tuple[list[int], list[float], Tops]:
     raw = logits.float()
     processed = _processed(raw, rows)
     tokens = _argmax(processed) if peaks is None or processed is not raw else peaks.best.tolist()
