@@ -61,6 +61,7 @@ class Isolation(msgspec.Struct, frozen=True, kw_only=True):
     in_flight_share_max: float = 0.5
     reserved_share: float = 0.0
     retry_budget_ratio: float = 0.2
+    shard_replicas: int | None = None  # of each pool; None = all
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +169,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int = 1
     tensor_parallel_timeout_s: float = 60.0
     speculative: Speculative = Speculative()
+    graph_rows_max: int = 256
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import json
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import jsonschema
+import msgspec
 import pytest
 
 from engine.tiny_model import save_tiny_llama
 from rungway.contracts import Version
+from rungway.engine.constraint import INVALID
 from rungway.engine.engine import NativeEngine
 from rungway.engine.fake import FakeEngine
 from rungway.engine.fake_script import TEXTS
 from rungway.engine.fake_stream import FakeProfile
-from rungway.engine.protocol import Delta, Engine, Sampling, Work
+from rungway.engine.protocol import Constraint, Delta, Engine, EngineUsage, Sampling, Work
 from rungway.engine.tokenizer import HfTokenizer
 from rungway.replica.build import build_engine
 
@@ -394,6 +398,28 @@ async def test_random_work_with_random_cancels_ends_with_all_blocks_free(opened:
             assert usage.output_tokens == sum(len(delta.token_ids) for delta in run.of(name))
             finishes = [delta.finish for delta in run.of(name) if delta.finish]
             assert set(finishes) <= {"length", "cancelled", "error"}
+        run.at_rest()
+
+
+async def test_a_constrained_request_fits_and_a_bad_constraint_ends_alone(opened: Open) -> None:
+    shape = {"type": "array", "items": {"enum": ["a", 1]}, "minItems": 3, "maxItems": 4}
+    good, bad = (Constraint("json_schema", json.dumps(schema)) for schema in (shape, {"not": shape}))
+    async with opened(max_context=256, kv_blocks=256) as run:
+
+        def submit(name: str, constraint: Constraint | None, **more: Any) -> None:
+            work = run.work(name, max_tokens=60, ignore_eos=False, constraint=constraint, **more)
+            run.engine.submit(msgspec.structs.replace(work, prompt_text="hello"))
+
+        for name, constraint in (("good", good), ("bad", bad), ("free", None)):
+            submit(name, constraint)
+        await run.until(lambda: all(run.over(name) for name in ("good", "bad", "free")))
+        jsonschema.validate(json.loads(run.text("good")), shape)
+        assert run.of("good")[-1].finish == "stop"
+        (end,) = run.of("bad")
+        assert end.finish == "error" and (end.error or "").startswith(INVALID) and end.usage == EngineUsage(0, 0, 0)
+        submit("again", good, resume=[run.ids("good")[:4]])
+        await run.until(lambda: run.over("again"))
+        assert run.ids("good")[:4] + run.ids("again") == run.ids("good")
         run.at_rest()
 
 

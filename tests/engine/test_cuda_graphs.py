@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.family_kit import gemma3
 from engine.native_kit import ByteVocabulary, generate, make_core, random_model, random_prompts, run_all, work
 from rungway.engine.assemble import Sizes, module_parts
 from rungway.engine.cuda_graphs import Action, CudaRecorder, DecodeGraphs
@@ -119,8 +120,10 @@ def test_recording_stops_at_the_bound_of_memory(module: Any) -> None:
     assert graphs_of(runner, FakeRecorder(), []).run(decode_batch([3], 0)) is None
 
 
-def test_an_engine_that_replays_says_what_transformers_says(module: Any) -> None:
-    """Sequences come and go, prompts run between decodes, blocks are preempted and dealt out anew."""
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_an_engine_that_replays_says_what_transformers_says(module: Any, family: str) -> None:
+    """Sequences come and go, prompts run between decodes, blocks are preempted and dealt out anew; with windows as well."""
+    module = module if family == "llama" else gemma3()
     prompts = random_prompts(10)
     expected = [generate(module, prompt, NEW) for prompt in prompts]
     core, scheduler = make_core(module, seqs=7, batched=16, blocks=24, context=96, ops=KernelOps())
@@ -129,6 +132,25 @@ def test_an_engine_that_replays_says_what_transformers_says(module: Any) -> None
     heard = run_all(core, [work(str(at), prompt, max_tokens=NEW) for at, prompt in enumerate(prompts)])
     assert [heard.tokens(str(at)) for at in range(10)] == expected
     assert recorder.replayed > NEW and scheduler.preemptions > 0
+
+
+@torch.inference_mode()
+def test_what_cannot_be_recorded_runs_eagerly(module: Any) -> None:
+    class Refusing(FakeRecorder):
+        def record(self, action: Action) -> Action:
+            if self.recorded == 1:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return super().record(action)
+
+    graphs = graphs_of(make_runner(module), Refusing(), [1, 2, 4])
+    assert graphs.sizes == (1,)
+    assert graphs.run(decode_batch([3], 0)) is not None and graphs.run(decode_batch([3, 4], 0)) is None
+
+
+def test_batch_sizes_follow_from_the_sequences_and_the_setting() -> None:
+    assert Sizes(3, 64, 64, 60, 4).graph_rows == (1, 2, 4, 6)
+    assert Sizes(512, 64, 64, 60, 4, graph_rows_max=40).graph_rows == (1, 2, 4, 8, 16, 24, 32, 40)
+    assert Sizes(8, 64, 64, 60, 4, graph_rows_max=0).graph_rows == ()
 
 
 def test_models_whose_steps_depend_on_values_are_not_recorded(module: Any) -> None:

@@ -108,6 +108,11 @@ CASES: dict[str, tuple[dict[str, Any], Writer, str]] = {
     "gptq-v2": (GPTQ | {"checkpoint_format": "gptq_v2"}, coded(gptq_tensors, 64, zero_offset=0), "int4"),
     "gptq-8": (GPTQ | {"bits": 8, "desc_act": True}, coded(gptq_tensors, 32, width=8, bits=8, shuffled=True), "dense"),
     "compressed-4": (PACKED, coded(compressed_tensors, 32, shuffled=True), "int4"),
+    "compressed-8-packed": (
+        PACKED | {"config_groups": {"group_0": EIGHT_BITS}},
+        coded(compressed_tensors, 32, width=8, bits=8),
+        "dense",
+    ),
     "compressed-8": (
         PACKED | {"format": "int-quantized", "config_groups": {"group_0": EIGHT_BITS}},
         int8_by_row,

@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from rungway import contracts
+from rungway.engine.rules import DEFAULT_RULES, Rules, Schedule
 from rungway.errors import ConfigError
+from rungway.replica.build import rules_of
 from rungway.settings import effective, hash_key, load_platform
 from rungway.settings.schema import LadderFile
 from rungway.settings.schema_processes import Channel, Controller, Gateway
@@ -289,3 +291,24 @@ def test_every_contract_field_can_be_set_with_the_same_default(shape: Any, struc
     for name, field in wanted.items():
         if name in given and given[name].default_factory is None and not field.required:
             assert given[name].default == field.default, name
+
+
+def test_an_engines_scheduling_is_set_per_version_and_shown_as_written(tmp_path: Path) -> None:
+    def shown(more: str) -> tuple[Rules, dict[str, Any]]:
+        text = PLATFORM.replace("s: {backend: fake}", f"s: {{backend: fake{more}}}")
+        loaded = load_platform(write(tmp_path, platform=text))
+        return rules_of(loaded.tier("small").versions[0]), effective(loaded)["tiers"]["small"]["versions"]["s"]
+
+    rules, view = shown("")
+    assert rules == DEFAULT_RULES and (view["kv_soft_quota"], view["long_prefill_tokens"]) == ("off", "auto")
+    assert shown(", kv_soft_quota: off, long_prefill_tokens: auto")[0] == DEFAULT_RULES
+    rules, view = shown(
+        ", schedule: lpm, long_prefill_tokens: 64, kv_watermark: 0.1, kv_soft_quota: 0.25, prefix_keys_max: 0"
+    )
+    assert rules == Rules(
+        schedule=Schedule.LPM, long_prefill_tokens=64, kv_watermark=0.1, kv_soft_quota=0.25, prefix_keys_max=0
+    )
+    assert (view["schedule"], view["kv_soft_quota"], view["long_prefill_tokens"]) == ("lpm", 0.25, 64)
+    for wrong in ("schedule: newest", "kv_soft_quota: 0", "kv_soft_quota: 1.5", "long_prefill_tokens: 0"):
+        with pytest.raises(ConfigError):
+            shown(f", {wrong}")

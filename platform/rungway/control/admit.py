@@ -16,8 +16,9 @@ from rungway.control.cell import FREE, Cell, Now
 from rungway.control.dispatch import dispatch, grant_unqueued
 from rungway.control.flight import Flight, ledger_row
 from rungway.control.line import dequeue, enqueue, give_back, hold, tokens_needed
-from rungway.control.pool import Pool, is_over
+from rungway.control.pool import Pool
 from rungway.control.refuse import refuse, refuse_again, refuse_retry
+from rungway.control.sides import is_over
 from rungway.control.tenant_state import TenantState
 from rungway.messages import Refused, Retry
 from rungway.outcomes import Code

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from rungway.contracts import Platform, Price, Tenant
+from rungway.contracts import LadderSpec, Platform, Price, Tenant
 from rungway.control.effects import Effects
 from rungway.control.flight import Flight
-from rungway.control.pool import Pool, thresholds
+from rungway.control.pool import Pool
 from rungway.control.tenant_state import TenantState
 from rungway.messages import ReplicaInfo
 from rungway.policies.offers import permitted
@@ -80,7 +80,7 @@ class Cell:
         self.version += 1
         self._tiers: dict[str, frozenset[str]] = {}
         self._allowed: dict[str, dict[str, int]] = {}
-        self.thresholds = msgspec.Raw(msgspec.json.encode(thresholds(platform.ladder), order="sorted"))
+        self.thresholds = msgspec.Raw(msgspec.json.encode(_thresholds(platform.ladder), order="sorted"))
         for contract in platform.tenants:
             state = self.tenants.get(contract.name)
             if state is None:
@@ -139,3 +139,8 @@ class Cell:
         self.effects.audit.append(
             AuditEntry(wall_ns=now.wall_ns, kind=kind, tenant=tenant, request_id=request_id, rung=rung, detail=text)
         )
+
+
+def _thresholds(spec: LadderSpec) -> dict[str, object]:
+    """What the explanation of a decision shows of the ladder."""
+    return {"enter": {rung.name: rung.enter for rung in spec.rungs}, "leave": spec.leave, "ladder": spec.digest}

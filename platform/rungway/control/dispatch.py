@@ -2,7 +2,8 @@
 
 A request leaves our queue only against room on a replica. For each pool the queue is asked for its next request; the
 judge below says whether that one can go now. "Does not fit" stops the band (no overtaking, or the fairness bound is
-lost); "its tenant is at a cap" passes the turn to the next tenant.
+lost); "its tenant is at a cap" passes the turn to the next tenant. A tenant whose own replicas are full (shuffle sharding) is
+passed too, but nobody behind it gets one of these.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class _Judge:
         self.pool = pool
         self.now = now
         self.view: ReplicaView | None = None
+        self.kept: set[str] = set()  # replicas that somebody waits for who was passed
 
     def __call__(self, entry: Queued) -> Verdict:
         flight = entry.payload
@@ -50,8 +52,16 @@ class _Judge:
             return Verdict.SKIP_TENANT
         if not flight.retrying and not self._share_allows(flight):
             return Verdict.SKIP_TENANT
-        self.view = self.pool.place(flight, _sequences(flight.offer), flight.held_tokens, self.now.mono_ns)
-        return Verdict.TAKE if self.view is not None else Verdict.STOP
+        self.view = self.pool.place(
+            flight, _sequences(flight.offer), flight.held_tokens, self.now.mono_ns, kept=self.kept
+        )
+        if self.view is not None:
+            return Verdict.TAKE
+        shard = self.pool.shard(flight)
+        if shard is None:
+            return Verdict.STOP
+        self.kept |= shard
+        return Verdict.SKIP_TENANT
 
     def _share_allows(self, flight: Flight) -> bool:
         """The tenant's cap on tokens and sequence slots of the pool, and what other active tenants have reserved.

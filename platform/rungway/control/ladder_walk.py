@@ -6,7 +6,8 @@ from rungway.contracts import TenantClass
 from rungway.control.admit import readmit
 from rungway.control.cell import Cell, Now
 from rungway.control.flight import Flight
-from rungway.control.pool import SIDES, Pool, Scope, over_share
+from rungway.control.pool import SIDES, Pool, Scope
+from rungway.control.sides import over_share
 from rungway.policies.ladder import step
 from rungway.policies.pressure import PoolSignals, pressure
 

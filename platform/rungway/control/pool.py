@@ -8,10 +8,10 @@ own requests suffer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from rungway.clock import NS_PER_S
-from rungway.contracts import CLASS_ORDER, ControllerSpec, LadderSpec, TenantClass, Tier, Version
+from rungway.contracts import CLASS_ORDER, ControllerSpec, TenantClass, Tier, Version
 from rungway.control.crowd import Crowd
 from rungway.control.flight import Attempt, Flight
 from rungway.control.tenant_state import TenantState
@@ -24,6 +24,7 @@ from rungway.policies.ladder import LadderState
 from rungway.policies.offers import TierView
 from rungway.policies.placement import ReplicaView, choose
 from rungway.policies.prefixes import HeldPrefixes
+from rungway.policies.shard import shard_of
 
 SIDES = ("over", "within")
 Scope = tuple[str, str]  # (tenant class, side)
@@ -38,8 +39,6 @@ SLO_SAMPLES = 64
 WAIT_MARGIN = 1.25
 # Minimum shares may add up to 1: even then a band that is served at all is served this much.
 SHARE_LEFT_MIN = 0.05
-# A share is exceeded by more than this, or rounding would move tenants from side to side.
-OVER = 1.05
 
 
 class Pool:
@@ -63,6 +62,7 @@ class Pool:
         "queued_bands",
         "queued_tokens",
         "scopes",
+        "shards",
         "slo_misses",
         "spec",
         "stats",
@@ -81,6 +81,7 @@ class Pool:
         self.views: dict[str, ReplicaView] = {}
         self.stats: dict[str, EngineStats] = {}
         self.prefixes: dict[str, HeldPrefixes] = {}
+        self.shards: dict[tuple[str, str], frozenset[str]] = {}  # (tenant, version): its replicas, as far as asked for
         self.breakers: dict[str, Breaker] = {}
         self.drain = DrainRate()
         self.drains = [DrainRate() for _ in CLASS_ORDER]  # of each band
@@ -106,6 +107,7 @@ class Pool:
             self.breakers[info.replica_id] = Breaker(self.spec.breaker_failures, self.spec.breaker_open_s)
         view.reported_ns = now_ns
         view.draining = info.state == "draining"
+        self.shards.clear()
         self.ever_ready = True
         return view
 
@@ -114,13 +116,16 @@ class Pool:
         self.stats.pop(replica_id, None)
         self.prefixes.pop(replica_id, None)
         self.breakers.pop(replica_id, None)
+        self.shards.clear()
 
     def report(self, replica_id: str, stats: EngineStats, draining: bool, now_ns: int) -> None:
         view = self.views.get(replica_id)
         if view is None:
             return
         view.reported_ns = now_ns
-        view.draining = draining
+        if view.draining != draining:
+            view.draining = draining
+            self.shards.clear()
         self.stats[replica_id] = stats
         if stats.prefill_tokens_per_s > 0:
             self.prefill_rate = _learn(self.prefill_rate, stats.prefill_tokens_per_s, DEFAULT_PREFILL_TOKENS_PER_S)
@@ -141,14 +146,31 @@ class Pool:
         factor = self.spec.in_flight_factor
         return any(not v.draining and v.running < int(factor * v.max_num_seqs) for v in self.views.values())
 
-    def place(self, flight: Flight, sequences: int, tokens: int, now_ns: int) -> ReplicaView | None:
-        """A replica of the offered version with room, or None."""
+    def shard(self, flight: Flight) -> frozenset[str] | None:
+        """The replicas of the offered version that the tenant uses; None where it uses all."""
+        size = flight.state.contract.isolation.shard_replicas
+        assert flight.offer is not None
+        version = flight.offer.version
+        if size is None:
+            return None
+        key = (flight.ask.tenant, version)
+        if key not in self.shards:
+            views = [view for view in self.views.values() if view.version == version and not view.draining]
+            self.shards[key] = frozenset(view.replica_id for view in shard_of(flight.ask.tenant, views, size))
+        return self.shards[key]
+
+    def place(
+        self, flight: Flight, sequences: int, tokens: int, now_ns: int, *, kept: Collection[str] = ()
+    ) -> ReplicaView | None:
+        """A replica of the offered version with room, or None. `kept` ones are for somebody who is before this one."""
         assert flight.offer is not None
         version = flight.offer.version
         for replica_id, breaker in self.breakers.items():
             self.views[replica_id].breaker_open = not breaker.ready(now_ns)
+        shard = self.shard(flight)
+        views = [v for v in self.views.values() if v.version == version and v.replica_id not in kept]
         return choose(
-            [v for v in self.views.values() if v.version == version],
+            views if shard is None else [view for view in views if view.replica_id in shard],
             sequences=sequences,
             tokens=tokens,
             session=flight.ask.session,
@@ -273,28 +295,6 @@ class Pool:
         )
 
 
-def is_over(pool: Pool, state: TenantState, states: Iterable[TenantState], now_ns: int) -> bool:
-    """Whether a tenant holds and wants more of the pool than its weight among the active ones. A lone tenant is never
-    over: there is nobody whose share it takes. By sums that are kept, since it is asked for every request."""
-    crowd, total = pool.crowd, pool.held_tokens + pool.queued_tokens
-    crowd.look(states, now_ns)
-    if crowd.count < 2 or not total:
-        return False
-    return state.load_tokens(pool.name) * crowd.weight > state.contract.weight * total * OVER
-
-
 def _learn(old: float, measured: float, default: float) -> float:
     """Moving average whose first sample replaces the default."""
     return measured if old == default else old + LEARNING_RATE * (measured - old)
-
-
-def over_share(pool: Pool, states: Collection[TenantState], now_ns: int) -> frozenset[str]:
-    """The active tenants for which `is_over` holds."""
-    return frozenset(
-        state.contract.name for state in states if state.active(now_ns) and is_over(pool, state, states, now_ns)
-    )
-
-
-def thresholds(spec: LadderSpec) -> dict[str, object]:
-    """What the explanation of a decision shows of the ladder."""
-    return {"enter": {rung.name: rung.enter for rung in spec.rungs}, "leave": spec.leave, "ladder": spec.digest}

@@ -121,6 +121,12 @@ def _load(view: ReplicaView, factor: float) -> float:
     return max(view.running / max(1, int(factor * view.max_num_seqs)), view.tokens / max(1, view.kv_tokens))
 
 
+def rendezvous(name: str, views: Iterable[ReplicaView]) -> list[ReplicaView]:
+    """Replicas in the order of a hash of `name` and replica, highest first: the same for every caller, without a table."""
+    seed = _digest(name)
+    return sorted(views, key=lambda view: (_mix(seed ^ view.hash_seed), view.replica_id), reverse=True)
+
+
 def _home(views: list[ReplicaView], session: str) -> ReplicaView:
     seed = _digest(session)
     return max(views, key=lambda view: (_mix(seed ^ view.hash_seed), view.replica_id))

@@ -102,6 +102,7 @@ def _tenant(tenant: Tenant) -> dict[str, Any]:
     quotas = {name: _limit(value) for name, value in msgspec.structs.asdict(tenant.quotas).items()}
     budget: dict[str, Any] = msgspec.to_builtins(tenant.budget)
     del budget["nusd"]
+    isolation: dict[str, Any] = msgspec.to_builtins(tenant.isolation)
     values: dict[str, Any] = {
         "plan": tenant.plan,
         "keys": [_key(key) for key in tenant.keys],
@@ -110,7 +111,7 @@ def _tenant(tenant: Tenant) -> dict[str, Any]:
         "models": list(tenant.models),
         "value_usd": {name: _usd(value) for name, value in tenant.value_nusd.items()},
         "quotas": quotas,
-        "isolation": msgspec.to_builtins(tenant.isolation),
+        "isolation": {**isolation, "shard_replicas": isolation["shard_replicas"] or "all"},
         "budget": {"usd": _usd(tenant.budget.nusd), **budget},
         "slo": msgspec.to_builtins(tenant.slo),
         "ladder": msgspec.to_builtins(tenant.ladder),

@@ -43,6 +43,10 @@ class Isolation(Section):
     retry_budget_ratio: Share = Field(
         default=_ISOLATION.retry_budget_ratio, description="Retries allowed as a part of the tenant's requests."
     )
+    shard_replicas: Annotated[int | None, rules.whole(1, words=("all",))] = Field(
+        default=_ISOLATION.shard_replicas,
+        description="Replicas of each pool that the tenant uses, chosen by hash (shuffle sharding).",
+    )
 
     @model_validator(mode="after")
     def _reserved_within_cap(self) -> Isolation:

@@ -7,12 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from rungway.engine.native_step import AttentionParts
-from rungway.engine.ops import Ops, PlainOps, Span
+from rungway.engine.ops import Ops, Span
 from rungway.engine.parts import Builder, Pass
 from rungway.engine.precision import Role
 from rungway.engine.stored import Weight, rows_scaled
-
-_PLAIN = PlainOps()
 
 
 class GroupedAttention:
@@ -24,8 +22,6 @@ class GroupedAttention:
         self._arch = arch
         self._ops = build.ops
         self._local = arch.window is not None and arch.window.layers[index]
-        # windows are masks, which kernels that go by lengths do not read
-        self._span_ops = _PLAIN if self._local else build.ops
         self._norm = build.norm(f"{prefix}input_layernorm")
         weight, bias = build.fused(f"{prefix}self_attn.", "q_proj", "k_proj", "v_proj")
         self._head_norms = self._read_head_norms(build, prefix) if arch.qk_norm else None
@@ -45,7 +41,7 @@ class GroupedAttention:
             heads = qkv[:, : arch.heads + arch.kv_heads]
             heads.copy_(F.rms_norm(heads.float(), (arch.head_dim,), None, arch.norm_eps) * self._head_norms)
         queries = ops.place(qkv, arch.heads, view.angles, stored, step.slots)
-        return self._out(attend(self._span_ops, queries, stored, view.spans), x)
+        return self._out(attend(ops, queries, stored, view.spans), x)
 
     def parts(self) -> AttentionParts:
         """What a step in one call is made of (native_step.py)."""

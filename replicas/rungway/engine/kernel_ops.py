@@ -30,9 +30,14 @@ class KernelOps:
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         return kernels.swiglu(gate_up)
 
+    def geglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return kernels.geglu(gate_up)
+
     def decode(self, queries: torch.Tensor, stored: torch.Tensor, span: Span) -> torch.Tensor:
         scale = queries.shape[2] ** -0.5
-        out = kernels.paged_decode_attention(queries, stored[0], stored[1], span.blocks, span.lengths, scale)
+        out = kernels.paged_decode_attention(
+            queries, stored[0], stored[1], span.blocks, span.lengths, scale, window=span.window
+        )
         return out.view(queries.shape[0], -1)
 
     def prefill(self, queries: torch.Tensor, stored: torch.Tensor, span: Span) -> torch.Tensor:
@@ -40,6 +45,6 @@ class KernelOps:
         starts = torch.tensor([0, count], device=queries.device)
         scale = queries.shape[2] ** -0.5
         out = kernels.paged_prefill_attention(
-            queries.contiguous(), stored[0], stored[1], span.blocks, span.lengths, scale, starts, count
+            queries.contiguous(), stored[0], stored[1], span.blocks, span.lengths, scale, starts, count, span.window
         )
         return out.view(count, -1)

@@ -7,7 +7,7 @@ Projections that read the same input are fused (q, k, v; gate, up).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ from rungway.engine.ops import Ops, PlainOps, Span, pick_ops
 from rungway.engine.parallel.group import Group
 from rungway.engine.parts import Builder, Pass, View, Weights
 from rungway.engine.precision import Maker, Precision, Role
+from rungway.engine.sampler import Peaks
 from rungway.engine.window import windowed
 from rungway.kernels.cpu import memory
 from rungway.kernels.cpu.bindings import GROUP
@@ -94,6 +95,11 @@ class Decoder:
         return "triton" if self.device.type == "cuda" else "torch"
 
     @property
+    def peaks(self) -> Peaks | None:
+        """Of the logits of the last pass, where they are known without reading them again."""
+        return None if self._step is None else self._step.peaks
+
+    @property
     def decode_masks(self) -> bool:
         """Whether the spans of decodes need masks, and are cut by length."""
         return self._step is None and self.ops.decode_masks
@@ -105,9 +111,9 @@ class Decoder:
 
     @property
     def recordable(self) -> bool:
-        """Whether a decode step is the same operations whatever its values: attention by lengths, no windows, nothing routed
-        by value, one rank."""
-        special = self.arch.window or self.arch.latent or self.arch.routing or self._group
+        """Whether a decode step is the same operations whatever its values: attention by lengths, nothing routed by value,
+        one rank."""
+        special = self.arch.latent or self.arch.routing or self._group
         return special is None and self._step is None and not self.ops.decode_masks
 
     def cache(self, blocks: int, block_tokens: int) -> list[torch.Tensor]:
@@ -152,7 +158,9 @@ class Decoder:
         if window is None or self._local_frequencies is None:
             return Pass(batch.slots, whole, None)
         spans = [
-            windowed(span, batch.positions[span.start : span.stop], window.size, block_tokens, self.dtype)
+            replace(span, window=window.size)
+            if not self.ops.decode_masks
+            else windowed(span, batch.positions[span.start : span.stop], window.size, block_tokens, self.dtype)
             for span in batch.spans
         ]
         return Pass(

@@ -21,7 +21,8 @@ class Span:
     with the null block), `lengths` [rows] = keys that each may see. A prefill chunk: `blocks` [1, width].
 
     `mask` is additive, 0 or -inf: [rows, 1, 1, keys] for decodes where `Ops.decode_masks`, else None;
-    [1, 1, rows, keys] for a chunk.
+    [1, 1, rows, keys] for a chunk. `window`: of how many keys a row sees only the newest, 0 = all; where there are masks, it is
+    in these.
     """
 
     start: int
@@ -30,6 +31,7 @@ class Span:
     lengths: torch.Tensor
     mask: torch.Tensor | None
     chunk: bool
+    window: int = 0
 
 
 Angles = tuple[torch.Tensor, torch.Tensor]
@@ -56,6 +58,10 @@ class Ops(Protocol):
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up."""
+        ...
+
+    def geglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """gelu(gate) * up, gelu by its tanh form."""
         ...
 
     def decode(self, queries: torch.Tensor, stored: torch.Tensor, span: Span) -> torch.Tensor:
@@ -96,6 +102,10 @@ class PlainOps:
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
+
+    def geglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh").mul_(up)
 
     def decode(self, queries: torch.Tensor, stored: torch.Tensor, span: Span) -> torch.Tensor:
         """Query heads that share a key head are folded into the query rows: 13 times faster than `enable_gqa` here."""

@@ -132,9 +132,4 @@ class Exit:
 
 def gate_of(arch: Architecture, ops: Ops) -> Callable[[torch.Tensor], torch.Tensor]:
     """[tokens, 2 * width] of gate and up -> act(gate) * up."""
-    return ops.swiglu if arch.activation is Activation.SILU else _geglu
-
-
-def _geglu(gate_up: torch.Tensor) -> torch.Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return torch.nn.functional.gelu(gate, approximate="tanh").mul_(up)
+    return ops.swiglu if arch.activation is Activation.SILU else ops.geglu

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from typing import Any
 
 import torch
 
@@ -94,7 +95,7 @@ class TimedOps:
         self._watch = watch
         self.decode_masks = inner.decode_masks
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         """What else the inner operations can do."""
         return getattr(self._inner, name)
 
@@ -120,3 +121,6 @@ class TimedOps:
 
     def decode(self, queries: torch.Tensor, stored: torch.Tensor, span: Span) -> torch.Tensor:
         return self._inner.decode(queries, stored, span)
+
+    def prefill(self, queries: torch.Tensor, stored: torch.Tensor, span: Span) -> torch.Tensor:
+        return self._inner.prefill(queries, stored, span)

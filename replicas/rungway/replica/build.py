@@ -64,9 +64,10 @@ def _native(version: Version, models_dir: Path) -> Engine:
             block_tokens=version.block_tokens,
             dtype=version.dtype,
             device=version.device,
+            graph_rows_max=version.graph_rows_max,
             ranks=version.tensor_parallel,
             ranks_timeout_s=version.tensor_parallel_timeout_s,
-            rules=_rules(version),
+            rules=rules_of(version),
             grammar=GrammarLimits(
                 text_bytes_max=version.constraint_bytes_max,
                 timeout_s=version.constraint_compile_s,
@@ -89,7 +90,8 @@ def _drafting(spec: Speculative, models_dir: Path) -> Drafting | None:
     return Drafting(model, spec.tokens_max, spec.batch_max)
 
 
-def _rules(version: Version) -> Rules:
+def rules_of(version: Version) -> Rules:
+    """What a version sets about its engine's scheduling."""
     return Rules(
         schedule=Schedule(version.schedule),
         long_prefill_tokens=version.long_prefill_tokens,

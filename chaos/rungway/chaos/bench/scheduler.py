@@ -15,12 +15,14 @@ from rungway.chaos.bench.report import Report, Say, surroundings
 from rungway.clock import NS_PER_MS
 from rungway.engine.blocks import BlockPool
 from rungway.engine.protocol import Sampling, Work
+from rungway.engine.rules import Rules, Schedule
 from rungway.engine.scheduler import Scheduler, Slice
 from rungway.engine.sequence import Group, Sequence
 
 RUNNING, WAITING, TENANTS = 1000, 10_000, 50
 BATCHED_TOKENS = 4096
 BLOCK_TOKENS = 16
+LONG_PREFILL_TOKENS = 512
 SYSTEM_TOKENS = 128  # every tenant's prompts begin alike
 STEPS, WARM_STEPS = 600, 60
 BAR_MS = 2.0
@@ -29,9 +31,12 @@ BAR_MS = 2.0
 class Load:
     """A scheduler under a steady load: what ends is replaced."""
 
-    def __init__(self, *, seed: int = 1) -> None:
+    def __init__(self, schedule: Schedule = Schedule.FCFS, soft_quota: float | None = None, *, seed: int = 1) -> None:
         self.scheduler = Scheduler(
-            BlockPool(RUNNING * 48, BLOCK_TOKENS), max_num_seqs=RUNNING, max_num_batched_tokens=BATCHED_TOKENS
+            BlockPool(RUNNING * 48, BLOCK_TOKENS, soft_quota=soft_quota),
+            max_num_seqs=RUNNING,
+            max_num_batched_tokens=BATCHED_TOKENS,
+            rules=Rules(schedule=schedule, kv_soft_quota=soft_quota, long_prefill_tokens=LONG_PREFILL_TOKENS),
         )
         self.chance = random.Random(seed)
         self.serial = 0
@@ -86,36 +91,36 @@ def _tokens(step: list[Slice]) -> int:
 
 
 def bench_scheduler(*, quick: bool, say: Say) -> Report:
-    """Milliseconds of processor time per step, once the batch is full."""
-    load = Load()
+    """Milliseconds of processor time per step, once the batch is full; plain, and with everything switched on."""
+    report = Report(
+        "scheduler", notes=[surroundings(), f"{RUNNING} running, {WAITING} waiting, {TENANTS} tenants, one core"]
+    )
+    for name, load in (("plain", Load()), ("lpm and soft quotas", Load(Schedule.LPM, 0.01))):
+        row, problems = _measure(load, STEPS // 4 if quick else STEPS)
+        say(f"{name}: " + ", ".join(f"{key} {value}" for key, value in row.items()))
+        if name == "plain":  # the order by prefixes costs more, and is a choice
+            report.at_most("processor time of a step, mean", row["mean_ms"], BAR_MS, "ms")
+        report.at_most(f"books that do not balance afterwards, {name}", len(problems), 0, "")
+        report.control.append({"rules": name, **row})
+    return report
+
+
+def _measure(load: Load, steps: int) -> tuple[dict[str, Any], list[str]]:
     for _ in range(WAITING):
         load.add(load.work())
     while len(load.scheduler.running) < RUNNING:
         load.step()
     for _ in range(WARM_STEPS):
         load.step()
-    spent_ms: list[float] = []
-    tokens = 0
-    for _ in range(STEPS // 4 if quick else STEPS):
-        size, took_ms = load.step()
-        tokens += size
-        spent_ms.append(took_ms)
-    mean = sum(spent_ms) / len(spent_ms)
-    problems = load.scheduler.check()
-    row: dict[str, Any] = {
-        "steps": len(spent_ms),
-        "mean_ms": round(mean, 3),
+    taken = [load.step() for _ in range(steps)]
+    spent_ms = [took_ms for _, took_ms in taken]
+    row = {
+        "steps": steps,
+        "mean_ms": round(sum(spent_ms) / steps, 3),
         "p50_ms": round(percentile(spent_ms, 0.5), 3),
         "p99_ms": round(percentile(spent_ms, 0.99), 3),
-        "tokens_per_step": round(tokens / len(spent_ms)),
+        "tokens_per_step": round(sum(tokens for tokens, _ in taken) / steps),
         "running": len(load.scheduler.running),
         "waiting": len(load.scheduler.waiting),
     }
-    say(", ".join(f"{name} {value}" for name, value in row.items()))
-    report = Report(
-        "scheduler", notes=[surroundings(), f"{RUNNING} running, {WAITING} waiting, {TENANTS} tenants, one core"]
-    )
-    report.at_most("processor time of a step, mean", mean, BAR_MS, "ms")
-    report.at_most("books that do not balance afterwards", len(problems), 0, "")
-    report.control.append(row)
-    return report
+    return row, load.scheduler.check()
