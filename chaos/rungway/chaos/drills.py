@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rungway.chaos.course import Report, Say
+from rungway.chaos.fair_shares import fair_shares
 from rungway.chaos.isolation import long_prompt_bully, noisy_neighbour
+from rungway.chaos.overload_curve import overload_curve
 from rungway.chaos.peak_load import peak_load
+from rungway.chaos.retry_storm import retry_storm
 from rungway.chaos.stage import Stage
 
 LADDER = Path("config/drill.yaml")
@@ -41,6 +44,24 @@ DRILLS: dict[str, Drill] = {
         "The same with the longest prompts that the context allows.",
         150,
         long_prompt_bully,
+        FAIRNESS,
+    ),
+    "overload-curve": Drill(
+        "From one to ten times what the platform can serve: does goodput hold, and who is refused first?",
+        150,
+        overload_curve,
+        FAIRNESS,
+    ),
+    "retry-storm": Drill(
+        "Ten times the capacity from clients who try again at once, then a normal day: does it end with its cause?",
+        170,
+        retry_storm,
+        FAIRNESS,
+    ),
+    "fair-shares": Drill(
+        "Four tenants of weights 1 to 4 who always ask for more: is each served by its weight?",
+        110,
+        fair_shares,
         FAIRNESS,
     ),
 }

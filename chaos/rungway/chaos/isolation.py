@@ -1,13 +1,13 @@
 """Drills `noisy-neighbour` and `long-prompt-bully`: a victim inside its quota, and a neighbour at its quota or at ten times it.
 
-    rounds times   alone      the victim by itself
-                   quota      the neighbour at its quota
-                   ten        the neighbour at ten times its quota
-                   calm       the neighbour is silent; what it left in its queue goes
-    control        both behind one key at ten times: one queue, no cap, no reserve, no fair order
+    alone      the victim by itself, ROUNDS times PHASE_S
+    quota      the neighbour at its quota, as often
+    ten        the neighbour at ten times its quota, as often
+    control    both behind one key at ten times: one queue, no cap, no reserve, no fair order
 
-A percentile of a short phase is decided by one late wake-up of the machine that carries client, platform and engine
-together. So each comparison is made inside a round, whose phases lie seconds apart, and the median of the rounds counts.
+A percentile of a few seconds is decided by one late wake-up of the machine that carries client, platform and engine
+together; so the median of the rounds counts. Loads only rise: what a heavier one left behind would make the lighter one, which
+it is measured against, look worse than it is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MODEL = "large"
 ANSWER_TOKENS = 24
 VICTIM_WORDS, VICTIM_PER_S = 60, 2.0
 VICTIM_TARGET = Target(ttft_ms=1000.0, tpot_ms=100.0)
-ROUNDS, PHASE_S, CALM_S, CONTROL_S = 3, 8.0, 4.0, 10.0
+ROUNDS, PHASE_S, CONTROL_S = 3, 9.0, 10.0
 PATIENCE_S = 12.0  # of the control arm's clients: its queue would otherwise outlast the drill
 VS_QUOTA_MAX, VS_ALONE_MAX = 1.25, 1.35
 GOODPUT_MIN, CONTROL_RATIO_MIN = 0.99, 10.0
@@ -55,8 +55,8 @@ def long_prompt_bully(stage: Stage, say: Say) -> Report:
 def _drill(name: str, neighbour: Neighbour, stage: Stage, say: Say) -> Report:
     with Course(stage, say) as course:
         samples = course.send(
-            f"{ROUNDS} rounds of {3 * PHASE_S + CALM_S:.0f} s: victim {VICTIM_PER_S:g}/s, neighbour {neighbour.per_s:g} and "
-            f"{10 * neighbour.per_s:g}/s of {neighbour.words} words",
+            f"victim {VICTIM_PER_S:g}/s, neighbour 0, {neighbour.per_s:g} and {10 * neighbour.per_s:g}/s of {neighbour.words} "
+            f"words: {ROUNDS} times {PHASE_S:.0f} s each",
             streams(neighbour, stage),
         )
         course.at_rest()
@@ -74,14 +74,12 @@ def streams(neighbour: Neighbour, stage: Stage) -> list[Stream]:
     """Even gaps: the same number of requests in each phase, and none that waits for its own tenant's."""
     victim: list[Phase] = []
     other: list[Phase] = []
-    for number in range(ROUNDS):
-        at = number * (3 * PHASE_S + CALM_S)
-        for step, (phase, times) in enumerate((("alone", 0), ("quota", 1), ("ten", 10))):
-            start_s = at + step * PHASE_S
+    for step, (phase, times) in enumerate((("alone", 0), ("quota", 1), ("ten", 10))):
+        for number in range(ROUNDS):
+            start_s = (step * ROUNDS + number) * PHASE_S
             victim.append(Phase(f"{phase}-{number}", start_s, PHASE_S, VICTIM_PER_S))
             if times:
                 other.append(Phase(f"{phase}-{number}", start_s, PHASE_S, times * neighbour.per_s))
-        victim.append(Phase(f"calm-{number}", at + 3 * PHASE_S, CALM_S, VICTIM_PER_S))
     return [_victim(stage.key("victim"), victim), _other(stage.key("aggressor"), other, neighbour)]
 
 
@@ -147,9 +145,9 @@ def judge(samples: Sequence[Sample]) -> list[Verdict]:
 
 
 def _ratio(what: str, base: Sequence[float], loaded: Sequence[float], most: float) -> Verdict:
-    ratio = median([high / low for low, high in zip(base, loaded, strict=True)])
-    each = ", ".join(f"{low:.0f} -> {high:.0f}" for low, high in zip(base, loaded, strict=True))
-    return Verdict(what, f"{ratio:.2f}x (median of {each} ms)", f"<= {most}x", ratio <= most)
+    ratio = median(loaded) / median(base)
+    shown = " -> ".join("/".join(f"{value:.0f}" for value in rounds) for rounds in (base, loaded))
+    return Verdict(what, f"{ratio:.2f}x of medians ({shown} ms)", f"<= {most}x", ratio <= most)
 
 
 def judge_control(samples: Sequence[Sample], control: Sequence[Sample]) -> list[Verdict]:

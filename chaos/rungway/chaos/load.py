@@ -40,7 +40,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     """One source of requests. `poisson`: random gaps as of many independent callers, else even ones. `in_flight_max`
     bounds the client's memory; a request beyond it is recorded as not sent, never silently delayed. `deadline_ms`: asked
     for by header, 0 = none. `patience_s`: when the client gives up a try that is not whole, 0 = never. `retries`: tries
-    after a refused or given up one, each at once, whatever Retry-After says."""
+    after one that was refused, cut or given up, each at once, whatever Retry-After says."""
 
     name: str
     key: str

@@ -104,7 +104,8 @@ class Dispatcher(User):  # type: ignore[misc]
             call = Call(stream, first.phase, first.planned_s, first.planned_wall_ns)
             sample = self._try(client, call)
             ids += [call.request_id] if call.request_id else []
-            again = tries <= stream.retries and (sample.status in (429, 503) or sample.code == GAVE_UP)
+            failed = sample.status in (200, 429, 503) or sample.code == GAVE_UP
+            again = not sample.done and failed and tries <= stream.retries
         self._record(msgspec.structs.replace(sample, tries=tries, request_ids=tuple(ids), lag_ms=lag_ms))
 
     def _try(self, client: HTTPClient, call: Call) -> Sample:
