@@ -12,6 +12,8 @@ from enum import StrEnum
 
 import msgspec
 
+from rungway.leases import LeaseSpec
+
 NUSD_PER_USD = 1_000_000_000
 
 
@@ -257,6 +259,7 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     lost_wait_s: float = 30.0
     settled_memory: int = 50_000
     tick_ms: float = 50.0
+    lease: LeaseSpec = LeaseSpec()
 
 
 class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True):
