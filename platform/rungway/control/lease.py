@@ -64,7 +64,7 @@ def _lease(cell: Cell, gateway_id: str, rungs: dict[str, dict[str, int]], now: N
         },
         replicas=replicas,
         pools={
-            name: PoolLease(pool.saturation(), pool.prefill_rate, pool.decode_ms, rungs[name])
+            name: PoolLease(pool.saturation(), pool.pace.prefill_rate, pool.pace.decode_ms, rungs[name])
             for name, pool in cell.pools.items()
         },
     )
@@ -105,5 +105,3 @@ def _replicas(pool: Pool, sequences: Counter[str], tokens: Counter[str], now: No
         for name, view in pool.views.items()
         if not view.draining
     ]
-
-

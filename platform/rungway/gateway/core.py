@@ -42,6 +42,7 @@ from rungway.messages import (
 )
 from rungway.messages import Flight as WireFlight
 from rungway.outcomes import Code, Outcome
+from rungway.policies.quality import load_default
 from rungway.types import Finish, Grant
 
 SWEEP_S = 0.05
@@ -81,7 +82,7 @@ class Gateway:
         self.count = self._uplink.count
         self.query = self._uplink.query
         self._links = Links(gateway_id, channel, self._on_deltas, self._on_replica_lost)
-        self._leases = Leases(self._links.reachable, self.count)
+        self._leases = Leases(load_default(), self._links.reachable, self._on_lease)
         self.admitting = self._leases.admitting
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -217,15 +218,16 @@ class Gateway:
     def _on_up(self) -> None:
         now_ns = monotonic_ns()
         flights = list(self.flights.values())
-        self._leases.back()
-        self._leases.forget(self._owes)
         wires = [_wire(flight, now_ns) for flight in flights if flight.refusal is None]
-        wires += [wire for request_id, wire in self._leases.owed.items() if request_id not in self.flights]
-        self.tell(GatewayHello(self.gateway_id, wires))
+        self.tell(GatewayHello(self.gateway_id, self._leases.hello(wires, self._owes)))
         for flight in flights:
             retry: Retry | None = flight.pending_retry()
             if retry is not None:
                 self.tell(retry)
+
+    def _on_lease(self, grant: Grant) -> None:
+        self.count("leased_total", (self.flights[grant.request_id].ask.tenant,))
+        self._on_grant(grant)
 
     def _on_lost(self) -> None:
         self._leases.lost(self.flights.values())

@@ -8,56 +8,80 @@ two grants of one request would be two bills, so it waits for the controller.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rungway.clock import NS_PER_MS, monotonic_ns, wall_ns
 from rungway.contracts import Platform
 from rungway.leases import Lease
 from rungway.messages import Flight as WireFlight
 from rungway.policies.desk import Desk, Wait
-from rungway.policies.quality import load_default
+from rungway.policies.quality import QualityModel
 from rungway.types import Ask, Grant
-
-LEASED = "rungway_leased_total"
 
 
 class Asking(Protocol):
-    """A flight, as far as it matters here."""
+    """A flight, as far as it matters here. `received_ns` is monotonic."""
 
-    ask: Ask
-    grant: Grant | None
-    received_ns: int
+    @property
+    def ask(self) -> Ask: ...
 
-    def on_grant(self, grant: Grant) -> None: ...
+    @property
+    def grant(self) -> Grant | None: ...
+
+    @property
+    def received_ns(self) -> int: ...
+
+
+class Time(NamedTuple):
+    """`mono_ns` for TTL and waiting, `wall_ns` for the grant."""
+
+    mono_ns: int
+    wall_ns: int
+
+
+def real_time() -> Time:
+    return Time(monotonic_ns(), wall_ns())
 
 
 class Leases:
-    """`owed`: what was admitted here, until its settlement is acknowledged; the hello names it."""
+    """`reachable`: replicas whose channel is up. `give` takes a grant to its flight. `owed`: what was admitted here, until
+    its settlement is acknowledged; the hello names it."""
 
-    def __init__(self, reachable: Callable[[], Collection[str]], count: Callable[[str, tuple[str, ...]], None]) -> None:
-        self._desk = Desk(load_default())
+    def __init__(
+        self,
+        quality: QualityModel,
+        reachable: Callable[[], Collection[str]],
+        give: Callable[[Grant], None],
+        now: Callable[[], Time] = real_time,
+    ) -> None:
+        self._desk = Desk(quality)
         self._reachable = reachable
-        self._count = count
+        self._give = give
+        self._now = now
         self._away = False
         self._waiting: dict[str, Asking] = {}
         self.owed: dict[str, WireFlight] = {}
 
     def receive(self, lease: Lease) -> None:
-        self._desk.receive(lease, monotonic_ns())
+        self._desk.receive(lease, self._now().mono_ns)
 
     def lost(self, flights: Iterable[Asking]) -> None:
         """The controller went away."""
         self._away = True
         self._desk.lost([(flight.ask.tenant, flight.grant) for flight in flights if flight.grant is not None])
 
-    def back(self) -> None:
-        """It is there again: what waits goes to it with the hello."""
+    def hello(self, live: list[WireFlight], owes: Callable[[str], bool]) -> list[WireFlight]:
+        """It is there again: what waits goes to it, and with it what was admitted here, has ended, and still `owes` its
+        settlement."""
         self._away = False
         self._waiting.clear()
+        names = {wire.ask.request_id for wire in live}
+        self.forget(lambda request_id: request_id in names or owes(request_id))
+        return live + [wire for request_id, wire in self.owed.items() if request_id not in names]
 
     def admitting(self) -> bool:
         """Whether new requests are decided here and now."""
-        return self._away and self._desk.open(monotonic_ns())
+        return self._away and self._desk.open(self._now().mono_ns)
 
     def submit(self, flight: Asking, platform: Platform) -> None:
         """A new Ask while the controller is away: a grant at once, or a place among those that wait for one. Beyond the
@@ -71,9 +95,9 @@ class Leases:
         """A flight is over: whoever waits may get its place."""
         self._waiting.pop(request_id, None)
         if self._away and self._desk.ended(request_id) and platform is not None:
-            for waiting in list(self._waiting.values()):
+            for waiting_id, waiting in list(self._waiting.items()):
                 if not self._decide(waiting, platform):
-                    del self._waiting[waiting.ask.request_id]
+                    self._waiting.pop(waiting_id, None)
 
     def forget(self, owes: Callable[[str], bool]) -> None:
         """Let go of what is acknowledged."""
@@ -82,14 +106,11 @@ class Leases:
 
     def _decide(self, flight: Asking, platform: Platform) -> bool:
         """Grant it if the lease allows. True where another look may be worth it: every place was taken."""
-        now_ns = monotonic_ns()
-        waited_ms = max(0.0, (now_ns - flight.received_ns) / NS_PER_MS)
-        found = self._desk.admit(flight.ask, platform, self._reachable(), now_ns, wall_ns(), waited_ms)
+        now = self._now()
+        waited_ms = max(0.0, (now.mono_ns - flight.received_ns) / NS_PER_MS)
+        found = self._desk.admit(flight.ask, platform, self._reachable(), now.mono_ns, now.wall_ns, waited_ms)
         if isinstance(found, Wait):
             return found is Wait.NO_ROOM
         self.owed[flight.ask.request_id] = WireFlight(flight.ask, found)
-        self._count(LEASED, (flight.ask.tenant,))
-        flight.on_grant(found)
+        self._give(found)
         return False
-
-

@@ -13,15 +13,15 @@ from rungway.leases import LeaseSpec, ReplicaLease, TenantLease
 
 
 class Piece(NamedTuple):
-    """Gateway `index` of `count`."""
+    """Gateway `number` (from 0) of so many."""
 
-    index: int
-    count: int
+    number: int
+    gateways: int
 
     def of(self, total: int) -> int:
-        """This gateway's part of `total` whole units. The parts of all indices add up to it exactly."""
+        """This gateway's part of `total` whole units. The parts of all gateways add up to it exactly."""
         total = max(0, total)
-        return total * (self.index + 1) // self.count - total * self.index // self.count
+        return total * (self.number + 1) // self.gateways - total * self.number // self.gateways
 
 
 class TenantFree(NamedTuple):

@@ -73,7 +73,9 @@ class Lease(Section):
     share: Share = Field(
         default=_LEASE.share, description="Part of unused quotas and free places that all gateways hold; 0 = no leases."
     )
-    slots_max: Count = Field(default=_LEASE.slots_max, description="Places on one replica that one lease gives at most.")
+    slots_max: Count = Field(
+        default=_LEASE.slots_max, description="Places on one replica that one lease gives at most."
+    )
     tokens_max: Count = Field(default=_LEASE.tokens_max, description="Tokens of a tenant in one lease at most.")
     requests_max: Count = Field(default=_LEASE.requests_max, description="Requests of a tenant in one lease at most.")
     waiting_max: Count = Field(
