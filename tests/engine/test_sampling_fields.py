@@ -137,7 +137,7 @@ def test_what_makes_no_sense_is_refused(model: Any, change: dict[str, Any], why:
 FIELDS: list[dict[str, Any]] = [
     {"min_tokens": 9, "ignore_eos": False, "logit_bias": {EOS: 6.0}},
     {"min_tokens": 6, "stop_token_ids": tuple(range(0, VOCAB, 7)), "temperature": 1.0},
-    {"bad_words": tuple((at, at) for at in range(0, 250)), "repetition_penalty": 0.7, "temperature": 0.7},
+    {"bad_words": tuple((at, at) for at in range(250)), "repetition_penalty": 0.7, "temperature": 0.7},
     {"allowed_token_ids": (A, B, C), "bad_words": ((A, B), (B, C, A)), "temperature": 1.5},
     {
         "allowed_token_ids": (A, B, C),
