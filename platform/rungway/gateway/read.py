@@ -62,13 +62,7 @@ async def read(call: Call, caller: Caller, catalogue: Catalogue) -> Reading:
     sampling = sampling_of(body, bound, demand)
     prompt = chat_prompt(body.messages, demand.tools) if isinstance(body, ChatBody) else _completion_prompt(body)
     tokenizers = call.gateway.tokenizers
-    if prompt.token_ids is not None:
-        plan = _same_vocabulary(plan, "prompt", prompt.token_ids, call, catalogue)
-    for param, ids in named_ids(sampling):
-        plan = _same_vocabulary(plan, param, ids, call, catalogue)
-    if sampling.logit_bias:
-        lexers = [lexer for tier in plan.tiers for lexer in tokenizers.of_tier(catalogue, tier)]
-        check_bias(sampling.logit_bias, min(lexer.tokenizer.vocab_size for lexer in lexers))
+    plan = _understood(plan, prompt, sampling, call, catalogue)
     await call.gateway.checks.check(demand, catalogue.gateway)
     lengths = await measure(prompt, plan, tokenizers, catalogue)
     ask = Ask(
@@ -165,6 +159,18 @@ def _completion_prompt(body: CompletionBody) -> Prompt:
     if not given:
         raise bad("prompt", "'prompt' must not be empty")
     return Prompt(text=given)
+
+
+def _understood(plan: Plan, prompt: Prompt, sampling: Sampling, call: Call, catalogue: Catalogue) -> Plan:
+    """The plan without tiers to which the request's token ids mean something else. Raises RequestError."""
+    if prompt.token_ids is not None:
+        plan = _same_vocabulary(plan, "prompt", prompt.token_ids, call, catalogue)
+    for param, ids in named_ids(sampling):
+        plan = _same_vocabulary(plan, param, ids, call, catalogue)
+    if sampling.logit_bias:
+        lexers = [lexer for tier in plan.tiers for lexer in call.gateway.tokenizers.of_tier(catalogue, tier)]
+        check_bias(sampling.logit_bias, min(lexer.tokenizer.vocab_size for lexer in lexers))
+    return plan
 
 
 def _same_vocabulary(plan: Plan, param: str, ids: Sequence[int], call: Call, catalogue: Catalogue) -> Plan:
