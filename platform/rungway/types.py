@@ -128,6 +128,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     queue_wait_ms: float = 0.0
     granted_wall_ns: int = 0
     config_digest: str = ""
+    evictions: int = 0  # how often this request was stopped for others so far
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

@@ -205,7 +205,10 @@ class SimGateway:
     def _break(self, flight: Flight, broken: Broken) -> None:
         """The attempt failed: another one, or the end."""
         outcome, code, _, _ = BROKEN[broken]
-        if flight.ask.action is Action.NON_IDEMPOTENT_WRITE or flight.attempts > self.spec.retries_max:
+        failed = flight.attempts - flight.evicted
+        if broken is Broken.EVICTED:
+            flight.evicted += 1
+        elif flight.ask.action is Action.NON_IDEMPOTENT_WRITE or failed > self.spec.retries_max:
             flight.code = code
             self._end(flight, outcome)
             return
