@@ -272,7 +272,7 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes into the hash chain. `kind`: downgrade | refusal | rung | override | reload | rollout. `detail` is
+    """What goes into the hash chain. `kind`: downgrade | refusal | eviction | rung | override | reload | rollout. `detail` is
     JSON with sorted keys. The ledger adds sequence number, previous hash and hash."""
 
     wall_ns: int

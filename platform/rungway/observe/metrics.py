@@ -27,6 +27,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cache": ("Look-ups in the answer cache.", ("tenant", "kind", "result")),
     "cancelled": ("Requests that the client gave up.", ("tenant",)),
     "retry": ("Further attempts after a failed one.", ("tenant",)),
+    "evictions": ("Answers stopped for other work, to go on later.", ("tenant",)),
     "structured_output_failures": ("Answers that did not fit their schema.", ("tenant",)),
 }
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
