@@ -16,6 +16,7 @@ class FakeSpec(msgspec.Struct, frozen=True, kw_only=True):
     vocab: str = "words"
     fail: str | None = None
     prefix_cache: bool = False
+    shared_steps: bool = False
 
 
 class Speculative(msgspec.Struct, frozen=True, kw_only=True):
