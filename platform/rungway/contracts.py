@@ -14,6 +14,7 @@ import msgspec
 
 from rungway.engine_specs import FakeSpec as FakeSpec
 from rungway.engine_specs import Speculative as Speculative
+from rungway.leases import LeaseSpec
 from rungway.overload import PreemptSpec, ShedSpec
 
 NUSD_PER_USD = 1_000_000_000
@@ -242,6 +243,7 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     tick_ms: float = 50.0
     preempt: PreemptSpec = PreemptSpec()
     shed: ShedSpec = ShedSpec()
+    lease: LeaseSpec = LeaseSpec()
 
 
 class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True):
