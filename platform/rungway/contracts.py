@@ -12,6 +12,8 @@ from enum import StrEnum
 
 import msgspec
 
+from rungway.leases import LeaseSpec
+
 NUSD_PER_USD = 1_000_000_000
 
 
@@ -123,6 +125,7 @@ class FakeSpec(msgspec.Struct, frozen=True, kw_only=True):
     vocab: str = "words"
     fail: str | None = None
     prefix_cache: bool = False
+    shared_steps: bool = False
 
 
 class Speculative(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,6 +260,7 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     lost_wait_s: float = 30.0
     settled_memory: int = 50_000
     tick_ms: float = 50.0
+    lease: LeaseSpec = LeaseSpec()
 
 
 class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True):
