@@ -61,6 +61,11 @@ class Flight:
         """Output that the client has."""
         return sum(self.delivered.values())
 
+    @property
+    def failed(self) -> int:
+        """Tries that were not stopped for others."""
+        return self.attempts - self.evicted
+
     def begin(self, grant: Grant) -> Job:
         """A new attempt; what it has to do."""
         first = self.first_grant or grant

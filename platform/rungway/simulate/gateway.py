@@ -201,8 +201,7 @@ class SimGateway:
             whole = flight.target == flight.arrival.output_tokens
             self._end(flight, Outcome.COMPLETED if whole else Outcome.LENGTH)
         else:
-            evicted = news.error == "evicted"
-            self._break(flight, Broken.EVICTED if evicted else Broken.REPLICA_LOST)
+            self._break(flight, Broken.EVICTED if news.error == "evicted" else Broken.REPLICA_LOST)
 
     def _replica_lost(self, flight: Flight) -> None:
         if flight.state == "closing":
@@ -218,9 +217,7 @@ class SimGateway:
         outcome, code, _, _ = BROKEN[broken]
         if broken is Broken.EVICTED:
             flight.evicted += 1
-        elif (
-            flight.ask.action is Action.NON_IDEMPOTENT_WRITE or flight.attempts - flight.evicted > self.spec.retries_max
-        ):
+        elif flight.ask.action is Action.NON_IDEMPOTENT_WRITE or flight.failed > self.spec.retries_max:
             flight.code = code
             self._end(flight, outcome)
             return
