@@ -105,7 +105,7 @@ class Stream:
         self.closed = False
         self.detokenizer: Detokenizer | None = None
         if sampling.stop or script.emit is not None:
-            self.detokenizer = Detokenizer(_VOCABULARY, sampling.stop)
+            self.detokenizer = Detokenizer(_VOCABULARY, sampling.stop, keep=sampling.include_stop_str_in_output)
             for token in resumed:
                 self.detokenizer.push(token)
         self.plain = self.detokenizer is None and sampling.logprobs is None
