@@ -54,6 +54,7 @@ def controller_loss(stage: Stage, say: Say) -> Report:
             *_steady(outage.during(of(samples, "steady", "load"))),
             _tight(leased),
             _undegraded(samples),
+            _refused(of(samples, "steady", "load")),
             _gauge(outage),
         ]
         course.at_rest()
@@ -193,6 +194,13 @@ def _tight(leased: dict[str, int]) -> Verdict:
 def _undegraded(samples: Sequence[Sample]) -> Verdict:
     worse = sum(sample.status == 200 and sample.degraded != "none" for sample in samples)
     return Verdict("degraded answers", str(worse), "0", not worse)
+
+
+def _refused(samples: Sequence[Sample]) -> Verdict:
+    """Also those that waited: the new controller may not refuse them because it does not know the replicas yet."""
+    lost = [sample for sample in samples if not sample.done]
+    codes = ", ".join(sorted({sample.code or "no end" for sample in lost}))
+    return Verdict("steady's requests without an answer, all phases", f"{len(lost)} {codes}".strip(), "0", not lost)
 
 
 def _gauge(outage: Outage) -> Verdict:
