@@ -158,6 +158,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     ray_actor_options: dict[str, object] = {}
     fake: FakeSpec | None = None
     prefix_keys_max: int = 4096
+    prefix_key_blocks: int = 1
     constraint_bytes_max: int = 131_072
     constraint_compile_s: float = 5.0
     constraints_waiting_max: int = 256
@@ -224,6 +225,14 @@ class LadderSpec(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
 
 
+class Order(StrEnum):
+    """Who goes first inside a class: the tenant with the least service, or within a quantum of that the request whose
+    beginning a replica holds (policies/locality.py)."""
+
+    VTC = "vtc"
+    DLPM = "dlpm"
+
+
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 1
     body_bytes_max: int = 4_000_000
@@ -257,6 +266,9 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     lost_wait_s: float = 30.0
     settled_memory: int = 50_000
     tick_ms: float = 50.0
+    order: Order = Order.VTC
+    locality_quantum_tokens: int = 8192
+    locality_imbalance_max: float = 0.5
 
 
 class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True):

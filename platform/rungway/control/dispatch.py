@@ -13,6 +13,7 @@ from rungway.control.flight import Attempt, Flight
 from rungway.control.line import left_queue
 from rungway.control.pool import Pool
 from rungway.control.tenant_state import TenantState
+from rungway.control.warm import local, warmth
 from rungway.messages import Granted
 from rungway.policies.fairness import Queued, Verdict
 from rungway.policies.placement import ReplicaView
@@ -24,13 +25,14 @@ def dispatch(cell: Cell, now: Now) -> None:
     for pool in cell.pools.values():
         while pool.queue.depth() and pool.has_room():
             judge = _Judge(cell, pool, now)
-            entry = pool.queue.select(judge)
+            entry = pool.queue.select(judge, local(pool, now.mono_ns))
             if entry is None:
                 break
             flight = entry.payload
             assert isinstance(flight, Flight) and judge.view is not None
             left_queue(pool, flight)
-            _grant_on(cell, pool, flight, judge.view, now)
+            charged = None if flight.retrying else entry.charge
+            _grant_on(cell, pool, flight, judge.view, charged, now)
 
 
 class _Judge:
@@ -52,10 +54,12 @@ class _Judge:
             return Verdict.SKIP_TENANT
         if not flight.retrying and not self._share_allows(flight):
             return Verdict.SKIP_TENANT
+        warm = warmth(self.pool, flight, self.now.mono_ns)
         self.view = self.pool.place(
-            flight, _sequences(flight.offer), flight.held_tokens, self.now.mono_ns, kept=self.kept
+            flight, _sequences(flight.offer), flight.held_tokens, self.now.mono_ns, kept=self.kept, warmth=warm
         )
         if self.view is not None:
+            entry.cached = float(warm.cached(self.view.bit))
             return Verdict.TAKE
         shard = self.pool.shard(flight)
         if shard is None:
@@ -99,7 +103,9 @@ def _sequences(offer: Offer) -> int:
     return max(1, offer.best_of)
 
 
-def _grant_on(cell: Cell, pool: Pool, flight: Flight, view: ReplicaView, now: Now) -> None:
+def _grant_on(
+    cell: Cell, pool: Pool, flight: Flight, view: ReplicaView, charged: float | None, now: Now
+) -> None:
     """Bind the flight to a replica: a new attempt that holds its capacity until the engine reports its end."""
     offer = flight.offer
     assert offer is not None
@@ -107,6 +113,7 @@ def _grant_on(cell: Cell, pool: Pool, flight: Flight, view: ReplicaView, now: No
     flight.next_attempt += 1
     output = max(0, flight.held_tokens - offer.prompt_tokens)
     attempt = Attempt(view.replica_id, _sequences(offer), flight.held_tokens, output)
+    attempt.charged = charged
     flight.attempts[number] = attempt
     pool.hold(attempt, flight.state)
     pool.pace.dispatched(

@@ -10,14 +10,17 @@ from rungway.contracts import Price
 from rungway.control.tenant_state import BANDS, TenantState
 from rungway.outcomes import Outcome
 from rungway.policies.fairness import Queued
+from rungway.policies.locality import Warmth
 from rungway.policies.offers import Quote
 from rungway.types import Ask, AttemptEnd, Finish, Grant, LedgerRow, Offer, OfferKind
 
 
 class Attempt:
-    """One try on one replica: the capacity it holds there and how it ended."""
+    """One try on one replica: the capacity it holds there and how it ended. `charged`: what its dispatch charged for
+    input; None where that was not charged for it (a repeat on our account, or by a controller that is gone)."""
 
     __slots__ = (
+        "charged",
         "emitted",
         "end",
         "lost_ns",
@@ -34,6 +37,7 @@ class Attempt:
         self.sequences = sequences
         self.tokens = tokens
         self.output_reserved = output_reserved
+        self.charged: float | None = None
         self.emitted = 0
         self.end: AttemptEnd | None = None
         self.teller = ""  # who sent the end, and waits for its acknowledgement
@@ -73,6 +77,8 @@ class Flight:
         "running",
         "state",
         "submitted_ns",
+        "warm_until_ns",
+        "warmth",
     )
 
     def __init__(self, ask: Ask, state: TenantState, now_ns: int) -> None:
@@ -100,6 +106,8 @@ class Flight:
         self.finish: Finish | None = None
         self.finish_ns = 0
         self.gateway_lost_ns: int | None = None
+        self.warmth: Warmth | None = None
+        self.warm_until_ns = 0
 
     @property
     def band(self) -> int:

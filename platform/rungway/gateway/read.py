@@ -73,6 +73,7 @@ async def read(call: Call, caller: Caller, catalogue: Catalogue) -> Reading:
         _check_bias(sampling.logit_bias, plan, call, catalogue)
     await call.gateway.checks.check(demand, catalogue.gateway)
     lengths = await measure(prompt, plan, tokenizers, catalogue)
+    keys, key_tokens = prefix_keys(prompt, plan, tokenizers, catalogue, caller.tenant.name)
     ask = Ask(
         request_id=call.id,
         gateway_id=call.gateway.gateway_id,
@@ -94,7 +95,8 @@ async def read(call: Call, caller: Caller, catalogue: Catalogue) -> Reading:
         deadline_ms=directives.deadline_ms,
         session=directives.session,
         constrained=demand.constraint is not None,
-        prefix_keys=prefix_keys(prompt, plan, tokenizers, catalogue, caller.tenant.name),
+        prefix_keys=keys,
+        key_tokens=key_tokens,
         features=features(prompt.written, turns=prompt.turns, max_tokens=bound),
     )
     return Reading(
