@@ -225,14 +225,6 @@ class LadderSpec(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
 
 
-class Order(StrEnum):
-    """Who goes first inside a class: the tenant with the least service, or within a quantum of that the request whose
-    beginning a replica holds (policies/locality.py)."""
-
-    VTC = "vtc"
-    DLPM = "dlpm"
-
-
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 1
     body_bytes_max: int = 4_000_000
@@ -266,7 +258,7 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     lost_wait_s: float = 30.0
     settled_memory: int = 50_000
     tick_ms: float = 50.0
-    order: Order = Order.VTC
+    order: str = "vtc"  # vtc | dlpm (policies/locality.py)
     locality_quantum_tokens: int = 8192
     locality_imbalance_max: float = 0.5
 

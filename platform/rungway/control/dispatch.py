@@ -103,9 +103,7 @@ def _sequences(offer: Offer) -> int:
     return max(1, offer.best_of)
 
 
-def _grant_on(
-    cell: Cell, pool: Pool, flight: Flight, view: ReplicaView, charged: float | None, now: Now
-) -> None:
+def _grant_on(cell: Cell, pool: Pool, flight: Flight, view: ReplicaView, charged: float | None, now: Now) -> None:
     """Bind the flight to a replica: a new attempt that holds its capacity until the engine reports its end."""
     offer = flight.offer
     assert offer is not None

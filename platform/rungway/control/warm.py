@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rungway.clock import NS_PER_MS
-from rungway.contracts import Order
 from rungway.control.flight import Flight
 from rungway.control.pool import Pool
 from rungway.policies.fairness import Queued
@@ -28,11 +27,9 @@ def warmth(pool: Pool, flight: Flight, now_ns: int) -> Warmth:
 
 def local(pool: Pool, now_ns: int) -> Local | None:
     """How to order this pool's queue for one selection; None = by VTC alone."""
-    if pool.spec.order is not Order.DLPM:
+    if pool.spec.order != "dlpm":
         return None
-    mask = open_to_work(
-        pool.views.values(), now_ns=now_ns, stale_ns=pool.stale_ns, factor=pool.spec.in_flight_factor
-    )
+    mask = open_to_work(pool.views.values(), now_ns=now_ns, stale_ns=pool.stale_ns, factor=pool.spec.in_flight_factor)
 
     def tokens(entry: Queued) -> int:
         flight = entry.payload

@@ -29,7 +29,18 @@ class Queued:
     charges what is not in `cached`: so much the judge that takes it expects its replica to hold already. `deadline_ns` is
     monotonic (a large number = none)."""
 
-    __slots__ = ("band", "cached", "cost", "deadline_ns", "enqueued_ns", "payload", "request_id", "seq", "tenant", "weight")
+    __slots__ = (
+        "band",
+        "cached",
+        "cost",
+        "deadline_ns",
+        "enqueued_ns",
+        "payload",
+        "request_id",
+        "seq",
+        "tenant",
+        "weight",
+    )
 
     def __init__(
         self,
@@ -52,7 +63,6 @@ class Queued:
         self.enqueued_ns = enqueued_ns
         self.payload = payload
         self.seq = -1  # place of arrival, given by `push`: first in, first out among equal deadlines
-
 
     @property
     def charge(self) -> float:

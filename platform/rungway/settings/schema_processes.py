@@ -7,7 +7,6 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from rungway import contracts
-from rungway.contracts import Order
 from rungway.settings import rules
 from rungway.settings.rules import Count, CountOrZero, Positive, Share
 from rungway.settings.section import Section, refuse
@@ -98,7 +97,7 @@ class Controller(Section):
     tick_ms: Positive = Field(
         default=_CONTROLLER.tick_ms, description="Longest pause between looks at queue and ladder, ms."
     )
-    order: Order = Field(
+    order: Annotated[str, rules.one_of("vtc", "dlpm")] = Field(
         default=_CONTROLLER.order,
         description="Order inside a class: least served tenant first, or within a quantum the longest cached prompt beginning.",
     )
