@@ -12,6 +12,8 @@ from enum import StrEnum
 
 import msgspec
 
+from rungway.leases import LeaseSpec
+
 NUSD_PER_USD = 1_000_000_000
 
 
@@ -123,6 +125,7 @@ class FakeSpec(msgspec.Struct, frozen=True, kw_only=True):
     vocab: str = "words"
     fail: str | None = None
     prefix_cache: bool = False
+    shared_steps: bool = False
 
 
 class Speculative(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,6 +264,7 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     order: str = "vtc"  # vtc | dlpm (policies/locality.py)
     locality_quantum_tokens: int = 8192
     locality_imbalance_max: float = 0.5
+    lease: LeaseSpec = LeaseSpec()
 
 
 class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Every message between gateway, controller and replica. msgspec tagged arrays; `channel.py` carries them in batches.
 
     gateway -> controller   GatewayHello Submit Withdraw Finished Retry Query Counts
-    controller -> gateway   Directory Peers Granted Refused FinishAck Answer
+    controller -> gateway   Directory Peers Leased Granted Refused FinishAck Answer
     gateway -> replica      Start Cancel
     replica -> gateway      Deltas
     replica -> controller   ReplicaHello Report AttemptEnded
@@ -17,6 +17,7 @@ import msgspec
 
 from rungway.contracts import Platform
 from rungway.engine.protocol import Delta, EngineStats, PrefixNews, Work
+from rungway.leases import Lease
 from rungway.types import Ask, AttemptEnd, Billing, Finish, Grant, Refusal
 
 
@@ -32,7 +33,8 @@ class Flight(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GatewayHello(Message, frozen=True):
-    """First message of a gateway after every (re)connect: all that it has in flight."""
+    """First message of a gateway after every (re)connect: all that it has in flight, and what it admitted from a lease and
+    ended, whose Finish nobody has acknowledged."""
 
     gateway_id: str
     flights: list[Flight]
@@ -116,6 +118,12 @@ class Peers(Message, frozen=True):
     replicas: list[ReplicaInfo]
 
 
+class Leased(Message, frozen=True):
+    """After the hello and then regularly; the last one counts."""
+
+    lease: Lease
+
+
 class Granted(Message, frozen=True):
     grant: Grant
 
@@ -178,5 +186,5 @@ class Evict(Message, frozen=True):
 ToController = (
     GatewayHello | Submit | Withdraw | Finished | Retry | Query | Counts | ReplicaHello | Report | AttemptEnded
 )
-ToGateway = Directory | Peers | Granted | Refused | FinishAck | Answer | Deltas
+ToGateway = Directory | Peers | Leased | Granted | Refused | FinishAck | Answer | Deltas
 ToReplica = Start | Cancel | AttemptAck | Evict

@@ -26,6 +26,7 @@ from rungway.policies.offers import TierView
 from rungway.policies.placement import ReplicaView, choose
 from rungway.policies.prefixes import HeldPrefixes, Holders, free_bit, holders
 from rungway.policies.shard import shard_of
+from rungway.policies.versions import pick_version
 
 SIDES = ("over", "within")
 Scope = tuple[str, str]  # (tenant class, side)
@@ -252,14 +253,7 @@ class Pool:
 
     def pick_version(self, key: int) -> Version:
         """Weighted choice among the tier's versions by a stable key, so that a session keeps its version."""
-        versions = [v for v in self.tier.versions if v.weight > 0]
-        total = sum(v.weight for v in versions)
-        point = (key % 10_000) / 10_000 * total
-        for version in versions:
-            point -= version.weight
-            if point < 0:
-                return version
-        return versions[-1]
+        return pick_version(self.tier.versions, key)
 
     def retry_after_s(self, now_ns: int) -> int:
         """Seconds in which what waits here now will probably have been dispatched."""

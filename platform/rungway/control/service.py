@@ -84,7 +84,7 @@ class ControllerService:
             Report: lambda peer, m, now: self.core.report(m, now),
             AttemptEnded: lambda peer, m, now: self.core.attempt_ended(peer, m.end, now),
             Withdraw: lambda peer, m, now: self.core.withdraw(m.request_id, m.outcome, now),
-            Retry: lambda peer, m, now: self.core.retry(m, now),
+            Retry: lambda peer, m, now: self.core.retry(peer, m, now),
             GatewayHello: lambda peer, m, now: self.core.gateway_hello(peer, m.flights, now),
             ReplicaHello: lambda peer, m, now: self.core.replica_hello(m.info, now),
             Counts: lambda peer, m, now: self.metrics.increments(m.increments),

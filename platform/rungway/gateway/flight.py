@@ -52,7 +52,7 @@ class Flight:
         self.fault: Fault | None = None
         self.fault_ns = 0
         self.was_cut = False
-        self.changed_ns = received_ns
+        self.received_ns = self.changed_ns = received_ns
         limits = [received_ns + int(spec.request_timeout_s * NS_PER_S)]
         if reading.ask.deadline_ms is not None:
             limits.append(received_ns + int(reading.ask.deadline_ms * NS_PER_MS))

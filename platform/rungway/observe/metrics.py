@@ -25,6 +25,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "degraded": ("Answers given at a rung, with the cause.", ("tenant", "rung", "reason")),
     "refused": ("Error answers by code.", ("tenant", "code")),
     "cache": ("Look-ups in the answer cache.", ("tenant", "kind", "result")),
+    "leased": ("Requests that a gateway admitted from its lease while the controller was away.", ("tenant",)),
     "cancelled": ("Requests that the client gave up.", ("tenant",)),
     "retry": ("Further attempts after a failed one.", ("tenant",)),
     "structured_output_failures": ("Answers that did not fit their schema.", ("tenant",)),

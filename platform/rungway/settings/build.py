@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from rungway import contracts
+from rungway import contracts, leases
 from rungway.settings.effective import ladder_digest, rungway_digest
 from rungway.settings.schema import LadderFile, PlatformFile
 from rungway.settings.schema_tenant import KeyEntry, TenantFile
@@ -31,7 +31,7 @@ def build_platform(
         tenants_dir=str((base / Path(shape.tenants_dir).expanduser()).resolve()),
         database=shape.database,
         gateway=contracts.GatewaySpec(**shape.gateway.model_dump()),
-        controller=contracts.ControllerSpec(**shape.controller.model_dump()),
+        controller=_controller(shape),
         channel=contracts.ChannelSpec(**shape.channel.model_dump()),
         tiers=build_tiers(shape.tiers, base),
         models=build_models(shape),
@@ -40,6 +40,11 @@ def build_platform(
         demo_keys=shape.demo_keys,
     )
     return msgspec.structs.replace(platform, digest=rungway_digest(platform))
+
+
+def _controller(shape: PlatformFile) -> contracts.ControllerSpec:
+    values = shape.controller.model_dump()
+    return contracts.ControllerSpec(**values | {"lease": leases.LeaseSpec(**values["lease"])})
 
 
 def build_tiers(tiers: Mapping[str, Tier], base: Path) -> tuple[contracts.Tier, ...]:

@@ -14,6 +14,7 @@ from rungway.settings.section import Section, refuse
 _GATEWAY = contracts.GatewaySpec()
 _CONTROLLER = contracts.ControllerSpec()
 _CHANNEL = contracts.ChannelSpec()
+_LEASE = _CONTROLLER.lease
 
 
 class Gateway(Section):
@@ -67,6 +68,21 @@ class ClassShares(Section):
         return self
 
 
+class Lease(Section):
+    ttl_s: Positive = Field(default=_LEASE.ttl_s, description="How long a gateway may admit without the controller.")
+    share: Share = Field(
+        default=_LEASE.share, description="Part of unused quotas and free places that all gateways hold; 0 = no leases."
+    )
+    slots_max: Count = Field(
+        default=_LEASE.slots_max, description="Places on one replica that one lease gives at most."
+    )
+    tokens_max: Count = Field(default=_LEASE.tokens_max, description="Tokens of a tenant in one lease at most.")
+    requests_max: Count = Field(default=_LEASE.requests_max, description="Requests of a tenant in one lease at most.")
+    waiting_max: Count = Field(
+        default=_LEASE.waiting_max, description="Requests of one gateway that wait for a place of its lease at most."
+    )
+
+
 class Controller(Section):
     class_shares: ClassShares = Field(default_factory=ClassShares, description="Least shares of dispatch per class.")
     queue_timeout_s: Positive = Field(default=_CONTROLLER.queue_timeout_s, description="Longest wait in the queue.")
@@ -109,6 +125,7 @@ class Controller(Section):
         default=_CONTROLLER.locality_imbalance_max,
         description="Difference in load of two replicas that a wholly cached prompt is worth; 0 = placement ignores caches.",
     )
+    lease: Lease = Field(default_factory=Lease, description="What gateways may admit while the controller is away.")
 
 
 class Channel(Section):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from rungway.clock import NS_PER_MS
-from rungway.gateway.faults import WHY, Broken
+from rungway.gateway.faults import WHY, Broken, Fault
 from rungway.messages import Flight as WireFlight
 from rungway.messages import Retry
 from rungway.outcomes import Code, Outcome
@@ -79,6 +79,11 @@ class Flight:
             weight=grant.weight,
             blocks=self.arrival.blocks,
         )
+
+    def limit_fault(self, timeout_s: float) -> Fault:
+        """What its `limit_ns` was: the client's deadline, or the gateway's own time limit."""
+        deadline = self.ask.deadline_ms
+        return Fault.DEADLINE if deadline is not None and deadline < timeout_s * 1000.0 else Fault.TIMEOUT
 
     def retry_message(self) -> Retry:
         assert self.grant is not None and self.broken is not None
