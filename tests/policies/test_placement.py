@@ -196,7 +196,7 @@ def test_a_session_goes_home_unless_its_text_is_elsewhere_or_home_is_busy() -> N
     views = [view("a"), view("b"), view("c")]
     home = cheapest(views, {}, session="s")
     assert home == pick(views, "s")
-    other, third = (v.replica_id for v in views if v.replica_id != home)
+    other = next(v.replica_id for v in views if v.replica_id != home)
     assert cheapest(views, {other: 8}, session="s") == other
     assert cheapest(views, {other: 2, home: 2}, session="s") == home
     by_name = {v.replica_id: v for v in views}
