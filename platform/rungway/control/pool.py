@@ -8,7 +8,7 @@ own requests suffer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from rungway.clock import NS_PER_S
 from rungway.contracts import CLASS_ORDER, ControllerSpec, TenantClass, Tier, Version
@@ -24,7 +24,8 @@ from rungway.policies.ladder import LadderState
 from rungway.policies.locality import Warmth
 from rungway.policies.offers import TierView
 from rungway.policies.placement import ReplicaView, choose
-from rungway.policies.prefixes import HeldPrefixes, Holders, free_bit, holders
+from rungway.policies.prefixes import HeldPrefixes, free_bit
+from rungway.policies.reclaim import Claim
 from rungway.policies.shard import shard_of
 from rungway.policies.versions import pick_version
 
@@ -41,7 +42,10 @@ class Pool:
     `queued_tokens` are the sums over all tenants of what their states say of this pool."""
 
     __slots__ = (
+        "band_sequences",
+        "band_tokens",
         "breakers",
+        "claims",
         "crowd",
         "ever_ready",
         "held_tokens",
@@ -71,6 +75,9 @@ class Pool:
         self.crowd = Crowd()
         self.held_tokens = self.queued_tokens = 0
         self.queued_bands = [0 for _ in CLASS_ORDER]
+        self.band_sequences = [0 for _ in CLASS_ORDER]  # granted
+        self.band_tokens = [0 for _ in CLASS_ORDER]
+        self.claims: dict[str, Claim] = {}  # by the request that waits
         self.views: dict[str, ReplicaView] = {}
         self.stats: dict[str, EngineStats] = {}
         self.prefixes: dict[str, HeldPrefixes] = {}
@@ -131,12 +138,8 @@ class Pool:
 
     @property
     def stale_ns(self) -> int:
-        """A replica silent for longer counts as full."""
+        """A replica silent for longer is full."""
         return int(self.spec.replica_stale_s * NS_PER_S)
-
-    def holders(self, keys: Sequence[int]) -> Holders:
-        """Which replicas hold how much of the beginning of a prompt."""
-        return holders(self.where, keys) if keys else ()
 
     def has_room(self) -> bool:
         """Cheap test before asking the queue: some replica has a free sequence slot."""
@@ -168,11 +171,10 @@ class Pool:
     ) -> ReplicaView | None:
         """A replica of the offered version with room, or None. `kept` ones are for somebody who is before this one."""
         assert flight.offer is not None
-        version = flight.offer.version
         for replica_id, breaker in self.breakers.items():
             self.views[replica_id].breaker_open = not breaker.ready(now_ns)
         shard = self.shard(flight)
-        views = [v for v in self.views.values() if v.version == version and v.replica_id not in kept]
+        views = [v for v in self.views.values() if v.version == flight.offer.version and v.replica_id not in kept]
         return choose(
             views if shard is None else [view for view in views if view.replica_id in shard],
             sequences=sequences,
@@ -186,6 +188,13 @@ class Pool:
             imbalance=self.spec.locality_imbalance_max,
         )
 
+    def candidates(self, flight: Flight, now_ns: int) -> list[ReplicaView]:
+        """The replicas that could serve it if they had room."""
+        assert flight.offer is not None
+        shard, version = self.shard(flight), flight.offer.version
+        views = [v for v in self.ready(now_ns) if v.version == version and not v.breaker_open]
+        return [v for v in views if v.replica_id not in flight.avoid and (shard is None or v.replica_id in shard)]
+
     def hold(self, attempt: Attempt, state: TenantState) -> None:
         view = self.views.get(attempt.replica_id)
         if view is not None:
@@ -193,6 +202,8 @@ class Pool:
             view.tokens += attempt.tokens
         state.pool_tokens[self.name] = state.pool_tokens.get(self.name, 0) + attempt.tokens
         self.held_tokens += attempt.tokens
+        self.band_sequences[attempt.band] += attempt.sequences
+        self.band_tokens[attempt.band] += attempt.tokens
         state.pool_running[self.name] = state.pool_running.get(self.name, 0) + attempt.sequences
 
     def release(self, attempt: Attempt, state: TenantState) -> None:
@@ -207,6 +218,8 @@ class Pool:
         held = state.pool_tokens.get(self.name, 0)
         left = state.pool_tokens[self.name] = max(0, held - attempt.tokens)
         self.held_tokens -= held - left
+        self.band_sequences[attempt.band] -= attempt.sequences
+        self.band_tokens[attempt.band] -= attempt.tokens
         state.pool_running[self.name] = max(0, state.pool_running.get(self.name, 0) - attempt.sequences)
 
     def wait(self, tokens: int, state: TenantState, band: int) -> None:

@@ -8,7 +8,9 @@ from rungway.control.pool import Pool
 from rungway.policies.fairness import Queued
 from rungway.policies.locality import Local, Warmth
 from rungway.policies.placement import open_to_work
+from rungway.policies.prefixes import holders
 
+_BEGUN = 1 << 40  # more than any prompt: what has begun is not to wait for what has not
 _LOOK_NS = 50 * NS_PER_MS  # news of a cache are older than that when they come
 
 
@@ -20,7 +22,7 @@ def warmth(pool: Pool, flight: Flight, now_ns: int) -> Warmth:
         keys = ask.prefix_keys.get(pool.name, ())
         if not keys or offer.prompt_tokens != ask.prompt_tokens.get(pool.name):
             keys = ()
-        flight.warmth = Warmth(offer.prompt_tokens, ask.key_tokens.get(pool.name, 0), pool.holders(keys))
+        flight.warmth = Warmth(offer.prompt_tokens, ask.key_tokens.get(pool.name, 0), holders(pool.where, keys))
         flight.warm_until_ns = now_ns + _LOOK_NS
     return flight.warmth
 
@@ -34,6 +36,6 @@ def local(pool: Pool, now_ns: int) -> Local | None:
     def tokens(entry: Queued) -> int:
         flight = entry.payload
         assert isinstance(flight, Flight)
-        return 0 if flight.retrying else warmth(pool, flight, now_ns).cached(mask)
+        return _BEGUN if flight.begun else warmth(pool, flight, now_ns).cached(mask)
 
     return Local(float(pool.spec.locality_quantum_tokens), tokens)
