@@ -127,6 +127,8 @@ def _samples(body: ChatBody | CompletionBody, stream: bool) -> tuple[int, int]:
     """`n` and `best_of`."""
     n = 1 if body.n is None else within("n", body.n, 1, N_MAX)
     best_of = n if body.best_of is None else within("best_of", body.best_of, n, N_MAX)
+    if stream and body.use_beam_search:
+        raise bad("use_beam_search", "'use_beam_search' cannot be streamed")
     if stream and best_of > n:
         raise bad("best_of", "'best_of' above 'n' cannot be streamed")
     return n, best_of
