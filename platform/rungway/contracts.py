@@ -13,6 +13,7 @@ from enum import StrEnum
 import msgspec
 
 NUSD_PER_USD = 1_000_000_000
+EMBED_STEPS_AHEAD = 64  # full steps of work that a replica for embeddings may hold
 
 
 class TenantClass(StrEnum):
@@ -22,6 +23,13 @@ class TenantClass(StrEnum):
 
 
 CLASS_ORDER: tuple[TenantClass, ...] = (TenantClass.INTERACTIVE, TenantClass.STANDARD, TenantClass.BATCH)
+
+
+class TierKind(StrEnum):
+    """What a tier answers with: text, or a vector for each text."""
+
+    TEXT = "text"
+    EMBEDDING = "embedding"
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -169,6 +177,14 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int = 1
     tensor_parallel_timeout_s: float = 60.0
     speculative: Speculative = Speculative()
+    kind: TierKind = TierKind.TEXT  # the tier's
+
+    @property
+    def embed_tokens_max(self) -> int:
+        """Tokens of all inputs that requests for embeddings may have on a replica at a time, so the most of one request."""
+        if self.kv_blocks is not None:
+            return self.kv_blocks * self.block_tokens
+        return EMBED_STEPS_AHEAD * self.max_num_batched_tokens
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -188,12 +204,14 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
-    """A capability level. `rank` 0 is the smallest; a bigger rank is a more capable tier."""
+    """A capability level. `rank` 0 is the smallest; a bigger rank is a more capable tier. Tiers for embeddings have rank 0:
+    none stands in for another, as vectors of different models cannot be compared."""
 
     name: str
     rank: int
     price: Price
     versions: tuple[Version, ...]
+    kind: TierKind = TierKind.TEXT
 
 
 class ModelAlias(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,6 +256,7 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True):
     constraint_bytes_max: int = 65_536
     constraint_check_s: float = 2.0
     prefix_keys_max: int = 32
+    embedding_inputs_max: int = 2048
 
 
 class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
