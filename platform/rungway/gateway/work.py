@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from rungway.engine.protocol import Work
+from rungway.engine.protocol import EmbedInput, Work
+from rungway.gateway.inputs import Inputs
 from rungway.gateway.prompts import Lexer
 from rungway.gateway.read import Reading
 from rungway.messages import Start
@@ -15,6 +16,8 @@ def start_message(reading: Reading, grant: Grant, lexer: Lexer, max_tokens: int,
     """`max_tokens` is that of the first grant, so that a later try ends where the first one would have. `resume[i]` = what the i-th of the
     sequences that still run has emitted."""
     ask, offer = reading.ask, grant.offer
+    if isinstance(reading.prompt, Inputs):
+        return Start(_embedding(reading, grant, reading.prompt.inputs(lexer)), billing_of(ask, grant))
     if offer.context_limit is None:
         prompt = reading.prompt.whole(lexer)
     else:
@@ -32,3 +35,19 @@ def start_message(reading: Reading, grant: Grant, lexer: Lexer, max_tokens: int,
         priority=grant.priority,
     )
     return Start(work, billing_of(ask, grant))
+
+
+def _embedding(reading: Reading, grant: Grant, inputs: list[EmbedInput]) -> Work:
+    return Work(
+        request_id=reading.ask.request_id,
+        attempt=grant.attempt,
+        prompt_ids=[],
+        prompt_text="",
+        sampling=reading.sampling,
+        sequences=len(inputs),
+        share=reading.ask.tenant,
+        weight=grant.weight,
+        priority=grant.priority,
+        kind="embed",
+        inputs=inputs,
+    )
