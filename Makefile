@@ -34,6 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(if $(TORCH_INDEX),$(BIN)/python -m pip install -q -c constraints.txt --index-url $(TORCH_INDEX) torch)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m rungway.kernels.cpu
 	@touch $@
 
 serve: $(STAMP) ## Start the platform (CONFIG= STATE= PORT=); Ctrl-C ends every process it started

@@ -134,6 +134,25 @@ def test_an_engine_that_replays_says_what_transformers_says(module: Any, family:
     assert recorder.replayed > NEW and scheduler.preemptions > 0
 
 
+@torch.inference_mode()
+def test_what_cannot_be_recorded_runs_eagerly(module: Any) -> None:
+    class Refusing(FakeRecorder):
+        def record(self, action: Action) -> Action:
+            if self.recorded == 1:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return super().record(action)
+
+    graphs = graphs_of(make_runner(module), Refusing(), [1, 2, 4])
+    assert graphs.sizes == (1,)
+    assert graphs.run(decode_batch([3], 0)) is not None and graphs.run(decode_batch([3, 4], 0)) is None
+
+
+def test_batch_sizes_follow_from_the_sequences_and_the_setting() -> None:
+    assert Sizes(3, 64, 64, 60, 4).graph_rows == (1, 2, 4, 6)
+    assert Sizes(512, 64, 64, 60, 4, graph_rows_max=40).graph_rows == (1, 2, 4, 8, 16, 24, 32, 40)
+    assert Sizes(8, 64, 64, 60, 4, graph_rows_max=0).graph_rows == ()
+
+
 def test_models_whose_steps_depend_on_values_are_not_recorded(module: Any) -> None:
     runner = module_parts(module, ByteVocabulary(), Sizes(8, 64, 64, 60, 4), "float32", torch.device("cpu"))[0]
     recorder = FakeRecorder()

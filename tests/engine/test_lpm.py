@@ -172,3 +172,18 @@ def test_without_a_prefix_cache_the_order_is_that_of_age() -> None:
         rig(blocks=4)[1].pool, max_num_seqs=1, max_num_batched_tokens=4, prefix_cache=False, rules=LPM
     )
     assert scheduler._order is None and isinstance(rig(blocks=4, rules=LPM)[0], Core)
+
+
+def test_others_go_past_a_held_request_only_as_far_as_if_it_had_been_admitted() -> None:
+    core, scheduler, _ = rig(blocks=200, seqs=4, batched=16, context=200, rules=LPM)
+    core.add(work("stay", [3], max_tokens=150, share="a"))
+    core.add(work("much", topic(4, 100), max_tokens=1, share="b", weight=0.05))
+    for _ in range(20):
+        core.step()
+    core.add(work("first", topic(1, 120), max_tokens=4, share="a"))
+    core.step()
+    core.add(work("second", [*topic(1, 120), 9], max_tokens=4, share="a"))
+    core.add(work("other", topic(3, 8), max_tokens=4, share="b"))
+    core.step()
+    assert scheduler.waiting.got("b") > scheduler.waiting.got("a") + 121
+    assert {seq.group.work.request_id for seq in scheduler.running} == {"stay", "first"}

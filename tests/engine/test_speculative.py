@@ -164,6 +164,16 @@ class EndAfter:
         core._runner = type("Ending", (), {"run": staticmethod(run), "vocab_size": inner.vocab_size})()
 
 
+def test_blocks_of_wrong_drafts_are_given_back_at_once() -> None:
+    core, scheduler, runner = rig(blocks=100, speculation=eager(ScriptedDrafter(lambda seq, count: [7] * count), 5))
+    core.add(work("r", [9, 9, 9], max_tokens=30))
+    while core.busy:
+        core.step()
+        for seq in scheduler.running:
+            assert len(seq.blocks) <= scheduler.pool.needed(len(seq.tokens)) and not seq.drafts
+    assert max(size for step in runner.steps for _, _, size in step) == 6
+
+
 def test_rejected_drafts_are_neither_charged_nor_found_again(model: Any) -> None:
     """All drafts are wrong: the share pays for the answer, and the prefix cache knows the answer only."""
     item = work("r", PROMPTS[1], max_tokens=NEW, share="s")

@@ -13,6 +13,7 @@ import torch
 from rungway.kernels import attention_reference
 from rungway.kernels import reference as plain
 from rungway.kernels.cpu import bindings, build, layouts, reference
+from rungway.kernels.cpu.__main__ import main
 from rungway.kernels.cpu.build import BuildError
 
 try:
@@ -310,3 +311,35 @@ def test_builders_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     build.built(tmp_path / "cache")
     assert runs.read_text() == before
     assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+@needs_kernels
+def test_peaks(library: Any) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(6, 1003) * 4
+    x[1, [7, 23, 900]] = 30.0  # the first of equals
+    x[2] = -float("inf")
+    x[2, 1002] = 3.0
+    x[3, 5] = float("nan")
+    x[4, 5] = float("inf")
+    x[5] = -float("inf")
+    best, sums = torch.zeros(6, dtype=torch.long), torch.zeros(6)
+    library.rw_peaks(x.data_ptr(), 6, 1003, best.data_ptr(), sums.data_ptr())
+    assert best[:3].tolist() == x[:3].argmax(-1).tolist() and best[1] == 7 and best.max() < 1003
+    torch.testing.assert_close(sums[:3], torch.logsumexp(x[:3], -1), rtol=1e-6, atol=1e-6)
+    assert not (x.gather(1, best[:, None])[:, 0] - sums)[3:].isfinite().any()
+
+
+def test_the_command_says_what_there_is_and_never_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main()
+    said = capsys.readouterr().out
+    assert said == f"own CPU kernels are not used: {MISSING}\n" if MISSING else said.endswith(".so\n")
+    monkeypatch.setenv("RUNGWAY_CPU_KERNELS", "off")
+    bindings.library.cache_clear()
+    try:
+        main()
+    finally:
+        bindings.library.cache_clear()
+    assert capsys.readouterr().out == "own CPU kernels are not used: RUNGWAY_CPU_KERNELS is off\n"

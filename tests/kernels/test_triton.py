@@ -22,7 +22,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     kept = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env=kept | environment, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=ROOT, env=kept | environment, capture_output=True, text=True, timeout=900, check=False
     )
 
 

@@ -109,7 +109,7 @@ def _decode() -> list[Build]:
         one("decode_64", 64, 16, 128),
         one("decode", 128, 16, 168),
         one("decode_direct", 128, 16, 168, DIRECT=True),
-        one("decode_8_queries", 128, 32, 255, RAGGED=True),
+        one("decode_8_queries", 128, 32, 255, RAGGED=True)._replace(stack=8),  # on sm_80, for a third program
         one("decode_window_cap_256", 256, 16, 255, WINDOWED=True, CAPPED=True),
         Build("decode_merge", decode_attention._merge, merge, {"DIM": 128, "DIM_BLOCK": 128} | sizes, 4, 128),
     ]

@@ -78,7 +78,9 @@ def submit(cell: Cell, ask: Ask, now: Now) -> None:
     if state.waiting > limit:
         dispatch(cell, now)
         if flight.entry is not None and state.waiting > limit:
-            retry_s = cell.pools[flight.pool].drain.retry_after_s(state.queued_tokens.get(flight.pool, 0), now.mono_ns)
+            retry_s = cell.pools[flight.pool].pace.drain.retry_after_s(
+                state.queued_tokens.get(flight.pool, 0), now.mono_ns
+            )
             dequeue(cell, flight)
             refuse(cell, flight, Code.QUEUE_FULL, f"Your queue of {limit} waiting requests is full.", retry_s, now)
 

@@ -109,9 +109,13 @@ def _grant_on(cell: Cell, pool: Pool, flight: Flight, view: ReplicaView, now: No
     attempt = Attempt(view.replica_id, _sequences(offer), flight.held_tokens, output)
     flight.attempts[number] = attempt
     pool.hold(attempt, flight.state)
-    pool.drain.observe(float(flight.held_tokens), now.mono_ns, pool.queue.depth() > 0)
-    waiting = pool.queue.depth(band=flight.band) > 0
-    pool.drains[flight.band].observe(float(flight.held_tokens), now.mono_ns, waiting)
+    pool.pace.dispatched(
+        flight.held_tokens,
+        flight.band,
+        now.mono_ns,
+        waiting=pool.queue.depth() > 0,
+        waiting_in_band=pool.queue.depth(band=flight.band) > 0,
+    )
     pool.breakers[view.replica_id].allows(now.mono_ns)
     _grant(cell, flight, view.replica_id, number, now)
 

@@ -53,7 +53,7 @@ def enqueue(cell: Cell, flight: Flight, now: Now) -> None:
     if ask.deadline_ms is not None:
         # The latest moment to start: tokens of an answer that will be cut off are wasted.
         prompt = flight.offer.prompt_tokens
-        service_ms = pool.service_ms(prompt, max(0, flight.held_tokens - prompt) // max(1, flight.offer.best_of))
+        service_ms = pool.pace.service_ms(prompt, max(0, flight.held_tokens - prompt) // max(1, flight.offer.best_of))
         deadline = flight.submitted_ns + int((ask.deadline_ms - service_ms) * NS_PER_MS)
     flight.entry = Queued(
         request_id=ask.request_id,

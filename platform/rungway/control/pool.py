@@ -14,11 +14,11 @@ from rungway.clock import NS_PER_S
 from rungway.contracts import CLASS_ORDER, ControllerSpec, TenantClass, Tier, Version
 from rungway.control.crowd import Crowd
 from rungway.control.flight import Attempt, Flight
+from rungway.control.pace import Pace
 from rungway.control.tenant_state import TenantState
 from rungway.engine.protocol import EngineStats
 from rungway.messages import ReplicaInfo
 from rungway.policies.breaker import Breaker
-from rungway.policies.drain import DrainRate
 from rungway.policies.fairness import FairQueue
 from rungway.policies.ladder import LadderState
 from rungway.policies.offers import TierView
@@ -29,14 +29,7 @@ from rungway.policies.shard import shard_of
 SIDES = ("over", "within")
 Scope = tuple[str, str]  # (tenant class, side)
 
-# Believed until a replica has measured itself. Optimistic: no deadline is refused on ignorance.
-DEFAULT_PREFILL_TOKENS_PER_S = 20_000.0
-DEFAULT_DECODE_MS_PER_TOKEN = 5.0
-LEARNING_RATE = 0.05
 SLO_SAMPLES = 64
-# Waits scatter about what is expected; a deadline is promised only with this much to spare, or under overload, when
-# everybody is admitted to the limit, half of the answers would come just too late.
-WAIT_MARGIN = 1.25
 # Minimum shares may add up to 1: even then a band that is served at all is served this much.
 SHARE_LEFT_MIN = 0.05
 
@@ -48,14 +41,11 @@ class Pool:
     __slots__ = (
         "breakers",
         "crowd",
-        "decode_ms",
-        "drain",
-        "drains",
         "ever_ready",
         "held_tokens",
         "kv_use",
         "name",
-        "prefill_rate",
+        "pace",
         "prefixes",
         "pressures",
         "queue",
@@ -83,14 +73,11 @@ class Pool:
         self.prefixes: dict[str, HeldPrefixes] = {}
         self.shards: dict[tuple[str, str], frozenset[str]] = {}  # (tenant, version): its replicas, as far as asked for
         self.breakers: dict[str, Breaker] = {}
-        self.drain = DrainRate()
-        self.drains = [DrainRate() for _ in CLASS_ORDER]  # of each band
+        self.pace = Pace()
         self.scopes: dict[Scope, LadderState] = {
             (tenant_class, side): LadderState() for tenant_class in TenantClass for side in SIDES
         }
         self.pressures: dict[Scope, tuple[float, str]] = {}
-        self.prefill_rate = DEFAULT_PREFILL_TOKENS_PER_S
-        self.decode_ms = DEFAULT_DECODE_MS_PER_TOKEN
         self.kv_use = 0.0
         self.slo_misses: dict[str, deque[bool]] = {}
         self.ever_ready = False
@@ -127,11 +114,7 @@ class Pool:
             view.draining = draining
             self.shards.clear()
         self.stats[replica_id] = stats
-        if stats.prefill_tokens_per_s > 0:
-            self.prefill_rate = _learn(self.prefill_rate, stats.prefill_tokens_per_s, DEFAULT_PREFILL_TOKENS_PER_S)
-        if stats.decode_tokens_per_s > 0:
-            per_token = 1000.0 * max(1, stats.running) / stats.decode_tokens_per_s
-            self.decode_ms = _learn(self.decode_ms, per_token, DEFAULT_DECODE_MS_PER_TOKEN)
+        self.pace.reported(stats)
         total = sum(s.kv_blocks_total for s in self.stats.values())
         free = sum(s.kv_blocks_free + s.kv_blocks_cached for s in self.stats.values())
         self.kv_use = 1.0 - free / total if total else 0.0
@@ -258,7 +241,7 @@ class Pool:
 
     def retry_after_s(self, now_ns: int) -> int:
         """Seconds in which what waits here now will probably have been dispatched."""
-        return self.drain.retry_after_s(self.queued_tokens, now_ns)
+        return self.pace.drain.retry_after_s(self.queued_tokens, now_ns)
 
     def expected_wait_s(self, state: TenantState, band: int, now_ns: int) -> float:
         """Until a new Ask of this tenant and class would leave the queue. Ahead of it are the higher bands, what its own
@@ -268,19 +251,12 @@ class Pool:
         mine = state.queued_tokens.get(self.name, 0)
         rivals = self.queue.rival_weight(state.contract.name, band) / state.contract.weight
         ahead = min(self.queued_bands[band], mine * (1.0 + rivals))
-        if self.drains[band].rate(now_ns) is not None:  # what the other classes leave it is in its own rate
-            return WAIT_MARGIN * self.drains[band].wait_s(ahead, now_ns)
-        ahead += sum(self.queued_bands[:band])
         left = max(SHARE_LEFT_MIN, 1.0 - self.queue.claimed_below(band))
-        return WAIT_MARGIN * self.drain.wait_s(ahead / left, now_ns)
-
-    def service_ms(self, prompt_tokens: int, output_tokens: int) -> float:
-        """From dispatch to the last token, at the pace of now."""
-        return 1000.0 * prompt_tokens / self.prefill_rate + output_tokens * self.decode_ms
+        return self.pace.wait_s(ahead, (ahead + sum(self.queued_bands[:band])) / left, band, now_ns)
 
     def idle_view(self, version: Version) -> TierView:
         """For an Ask that this tier cannot serve: it only counts with its rank."""
-        return TierView(self.tier, version, 0.0, self.prefill_rate, self.decode_ms, 0.0, bool(self.views))
+        return TierView(self.tier, version, 0.0, self.pace.prefill_rate, self.pace.decode_ms, 0.0, bool(self.views))
 
     def tier_view(self, version: Version, wait_s: float) -> TierView:
         """`wait_s`: expected for the Ask that looks."""
@@ -288,13 +264,8 @@ class Pool:
             tier=self.tier,
             version=version,
             saturation=self.saturation(),
-            prefill_tokens_per_s=self.prefill_rate,
-            decode_ms_per_token=self.decode_ms,
+            prefill_tokens_per_s=self.pace.prefill_rate,
+            decode_ms_per_token=self.pace.decode_ms,
             queue_wait_ms=1000.0 * wait_s,
             up=bool(self.views),
         )
-
-
-def _learn(old: float, measured: float, default: float) -> float:
-    """Moving average whose first sample replaces the default."""
-    return measured if old == default else old + LEARNING_RATE * (measured - old)

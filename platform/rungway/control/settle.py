@@ -240,7 +240,7 @@ def _expire(cell: Cell, flight: Flight, now: Now) -> None:
     if not late and waited_ns <= cell.platform.controller.queue_timeout_s * NS_PER_S:
         return
     pool = cell.pools[flight.pool]
-    retry_s = pool.drain.retry_after_s(float(flight.state.queued_tokens.get(flight.pool, 0)), now.mono_ns)
+    retry_s = pool.pace.drain.retry_after_s(float(flight.state.queued_tokens.get(flight.pool, 0)), now.mono_ns)
     dequeue(cell, flight)
     if flight.retrying:
         refuse_retry(cell, flight, now)

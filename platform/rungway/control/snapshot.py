@@ -35,8 +35,8 @@ def _pool(cell: Cell, pool: Pool, now: Now) -> dict[str, object]:
         "saturation": round(pool.saturation(), 4),
         "queue_depth": pool.queue.depth(),
         "kv_use": round(pool.kv_use, 4),
-        "prefill_tokens_per_s": round(pool.prefill_rate, 1),
-        "decode_ms_per_token": round(pool.decode_ms, 3),
+        "prefill_tokens_per_s": round(pool.pace.prefill_rate, 1),
+        "decode_ms_per_token": round(pool.pace.decode_ms, 3),
     }
 
 

@@ -159,6 +159,9 @@ class Version(Section):
     tensor_parallel_timeout_s: Positive = Field(
         default=60.0, description="How long one of them may take in a step before the replica is given up."
     )
+    graph_rows_max: Annotated[int, rules.whole(0, 4096)] = Field(
+        default=256, description="On a GPU: decode steps of up to so many rows are recorded as CUDA graphs; 0 = none."
+    )
     fake: Fake | None = Field(default=None, description="Behaviour of the fake engine.")
 
     speculative: Speculative = Field(default_factory=Speculative, description="Several tokens in one step.")

@@ -31,17 +31,26 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sizes:
-    """`context` = most tokens of one sequence. `kv_blocks` 0 = decide from memory."""
+    """`context` = most tokens of one sequence. `kv_blocks` 0 = decide from memory. `graph_rows_max`: of decode steps that are
+    recorded on a GPU."""
 
     max_num_seqs: int
     context: int
     max_num_batched_tokens: int
     kv_blocks: int
     block_tokens: int
+    graph_rows_max: int = 256
 
     @property
     def kv_tokens(self) -> int:
         return self.kv_blocks * self.block_tokens
+
+    @property
+    def graph_rows(self) -> tuple[int, ...]:
+        """Batch sizes worth recording: up to twice the sequences, as drafts are rows as well."""
+        most = min(2 * self.max_num_seqs, self.graph_rows_max)
+        below = tuple(size for size in GRAPH_SIZES if size < most)
+        return (*below, most) if most else ()
 
 
 def pick_device(name: str) -> torch.device:
@@ -159,7 +168,7 @@ def _runner(model: Decoder, wish: Sizes) -> tuple[TorchRunner, Sizes]:
         blocks_per_row=-(-sizes.context // sizes.block_tokens),
     )
     if model.device.type == "cuda":
-        runner.record((size for size in GRAPH_SIZES if size <= 2 * sizes.max_num_seqs), CudaRecorder(model.device))
+        runner.record(sizes.graph_rows, CudaRecorder(model.device))
     _log.info("steps are computed by: %s, %d threads", runner.path, torch.get_num_threads())
     return runner, sizes
 

@@ -92,7 +92,7 @@ class Core:
             step = self._draft(step)
             done = self._runner.run(step)
             rows = [row for seq in done.sequences for row in self._rows(seq)]
-            sampled = sample(done.logits, rows) if rows else []
+            sampled = sample(done.logits, rows, done.peaks) if rows else []
         except RuntimeError as error:
             why = f"engine failure: {error}"
             with self._lock:

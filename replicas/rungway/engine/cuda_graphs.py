@@ -82,7 +82,7 @@ class DecodeGraphs:
         bytes_max: int = GRAPH_BYTES_MAX,
     ) -> None:
         """Captures now. `width`: blocks of the longest sequence. Sizes are taken from small to large until the recordings
-        hold more than `bytes_max`; larger batches run eagerly."""
+        hold more than `bytes_max` or one cannot be made; larger batches run eagerly."""
         ordered = sorted({size for size in sizes if size > 0})
         most = ordered[-1] if ordered else 0
         self._ids, self._positions, self._slots, self._lengths = (
@@ -93,7 +93,11 @@ class DecodeGraphs:
         self._replays: dict[int, Action] = {}
         for size in ordered:
             batch = self._of(size)
-            self._replays[size] = recorder.record(lambda batch=batch: model.forward(batch, cache))  # type: ignore[misc]
+            try:
+                self._replays[size] = recorder.record(lambda batch=batch: model.forward(batch, cache))  # type: ignore[misc]
+            except RuntimeError as error:  # what torch raises for an operation that cannot be captured
+                _log.warning("decode of %d rows cannot be recorded and runs eagerly: %s", size, error)
+                break
             if recorder.held_bytes() > bytes_max:
                 break
         self.sizes = tuple(self._replays)

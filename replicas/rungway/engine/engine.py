@@ -97,12 +97,13 @@ class NativeEngine:
         rules: Rules = DEFAULT_RULES,
         grammar: GrammarLimits | None = None,
         drafting: Drafting | None = None,
+        graph_rows_max: int = 256,
     ) -> NativeEngine:
         """Loads a model directory (loader.py). `kv_blocks` None = what `max_num_seqs` full contexts need, within a
         memory bound. `dtype`: auto | float32 | bfloat16; auto takes what computes faster here (see
         precision.py). `ranks`: processes that the model is divided over (parallel/lead.py). `drafting` None = no
         speculative decoding. Raises ModelError."""
-        wish = Sizes(max_num_seqs, max_context, max_num_batched_tokens, kv_blocks or 0, block_tokens)
+        wish = Sizes(max_num_seqs, max_context, max_num_batched_tokens, kv_blocks or 0, block_tokens, graph_rows_max)
         where = pick_device(device)
         parts = directory_parts(path, wish, dtype, where, ranks=ranks, ranks_timeout_s=ranks_timeout_s)
         speculation = make_speculation(drafting, *parts[1:], dtype, where)

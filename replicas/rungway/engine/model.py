@@ -24,6 +24,7 @@ from rungway.engine.ops import Ops, PlainOps, Span, pick_ops
 from rungway.engine.parallel.group import Group
 from rungway.engine.parts import Builder, Pass, View, Weights
 from rungway.engine.precision import Maker, Precision, Role
+from rungway.engine.sampler import Peaks
 from rungway.engine.window import windowed
 from rungway.kernels.cpu import memory
 from rungway.kernels.cpu.bindings import GROUP
@@ -92,6 +93,11 @@ class Decoder:
         if self._step is not None:
             return "native"
         return "triton" if self.device.type == "cuda" else "torch"
+
+    @property
+    def peaks(self) -> Peaks | None:
+        """Of the logits of the last pass, where they are known without reading them again."""
+        return None if self._step is None else self._step.peaks
 
     @property
     def decode_masks(self) -> bool:

@@ -21,6 +21,7 @@ from rungway.engine.architecture import Architecture
 from rungway.engine.families.spec import Activation
 from rungway.engine.native_linear import NativeLinear
 from rungway.engine.ops import Span
+from rungway.engine.sampler import Peaks
 from rungway.kernels.cpu import bindings
 
 
@@ -98,6 +99,7 @@ class NativeStep:
         )
         self._caches: np.ndarray = np.zeros(len(layers), dtype=np.uint64)
         self._logits = torch.empty(0, self._vocabulary)
+        self.peaks = Peaks(torch.empty(0, dtype=torch.long), torch.empty(0))
 
     def _row(self, values: torch.Tensor) -> int:
         row = values.float().contiguous()
@@ -105,7 +107,8 @@ class NativeStep:
         return row.data_ptr()
 
     def __call__(self, batch: Inputs, cache: list[torch.Tensor]) -> torch.Tensor:
-        """Logits [outputs, vocabulary] in float32; they are overwritten by the next call."""
+        """Logits [outputs, vocabulary] in float32, overwritten by the next call. What can be told of them on the way is in
+        `peaks` then."""
         for at, stored in enumerate(cache):
             self._caches[at] = stored.data_ptr()
         turns = batch.positions[:, None].float() * self._frequencies
@@ -113,6 +116,7 @@ class NativeStep:
         count = len(batch.outputs)
         if len(self._logits) < count:
             self._logits = torch.empty(count, self._vocabulary)
+        self.peaks = Peaks(torch.empty(count, dtype=torch.long), torch.empty(count))
         stretches, tables = _stretches(batch)
         step = bindings.Step(
             ids=batch.ids.data_ptr(),
@@ -123,6 +127,8 @@ class NativeStep:
             stretches=stretches.ctypes.data,
             caches=self._caches.ctypes.data,
             logits=self._logits.data_ptr(),
+            best=self.peaks.best.data_ptr(),
+            log_sums=self.peaks.log_sums.data_ptr(),
             blocks=cache[0].shape[2],
             block_tokens=cache[0].shape[3],
             tokens=len(batch.ids),

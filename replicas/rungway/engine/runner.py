@@ -20,6 +20,7 @@ from rungway.engine.blocks import NULL_BLOCK
 from rungway.engine.cuda_graphs import DecodeGraphs, Recorder
 from rungway.engine.model import Batch, Decoder
 from rungway.engine.ops import Span
+from rungway.engine.sampler import Peaks
 from rungway.engine.scheduler import Slice
 from rungway.engine.sequence import Sequence
 
@@ -28,10 +29,11 @@ _SMALL = 8  # blocks; decodes up to this length are never split into groups
 
 class Step(NamedTuple):
     """`logits`: [rows, vocabulary], for each sequence whose known tokens are now all computed one row, and one more for each
-    of its drafts."""
+    of its drafts. `peaks`: of these rows, where the model has them already."""
 
     sequences: list[Sequence]
     logits: torch.Tensor
+    peaks: Peaks | None = None
 
 
 class Runner(Protocol):
@@ -68,7 +70,9 @@ class TorchRunner:
         chunks = [item for item in step if item.size > 1 and not item.seq.drafts]
         batch, sequences = self._batch(singles, chunks)
         logits = None if self._graphs is None else self._graphs.run(batch)
-        return Step(sequences, self.model.forward(batch, self._cache) if logits is None else logits)
+        if logits is not None:
+            return Step(sequences, logits)
+        return Step(sequences, self.model.forward(batch, self._cache), self.model.peaks)
 
     @torch.inference_mode()
     def record(self, sizes: Iterable[int], recorder: Recorder) -> None:

@@ -50,16 +50,24 @@ class Sampled(NamedTuple):
     top: list[tuple[int, float]]
 
 
+class Peaks(NamedTuple):
+    """Of each row of logits: `best` [rows] the first of the largest, `log_sums` [rows] = log(sum(exp(logits)))."""
+
+    best: torch.Tensor
+    log_sums: torch.Tensor
+
+
 def uniform(seed: int, index: int, position: int) -> float:
     """A number in [0, 1) that depends on nothing else."""
     key = b"%d/%d/%d" % (seed, index, position)
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") / 2.0**64
 
 
-def sample(logits: torch.Tensor, rows: list[Row]) -> list[Sampled]:
-    """`logits`: [rows, vocabulary], any float type, not changed. Never raises for what a request asks: a row without a
-    finite distribution gives token None."""
-    tokens, logprobs, tops = _by_kernel(logits, rows) if logits.device.type == "cuda" else _by_torch(logits, rows)
+def sample(logits: torch.Tensor, rows: list[Row], peaks: Peaks | None = None) -> list[Sampled]:
+    """`logits`: [rows, vocabulary], any float type, not changed; `peaks` of them, None = found here. Never raises for what a
+    request asks: a row without a finite distribution gives token None."""
+    by_kernel = logits.device.type == "cuda"
+    tokens, logprobs, tops = _by_kernel(logits, rows) if by_kernel else _by_torch(logits, rows, peaks)
     return [
         Sampled(
             token if np.isfinite(logprob) and not rows[at].dead else None, max(logprob, LOGPROB_MIN), tops.get(at, [])
@@ -68,15 +76,15 @@ def sample(logits: torch.Tensor, rows: list[Row]) -> list[Sampled]:
     ]
 
 
-def _by_torch(logits: torch.Tensor, rows: list[Row]) -> tuple[list[int], list[float], Tops]:
+def _by_torch(logits: torch.Tensor, rows: list[Row], peaks: Peaks | None = None) -> tuple[list[int], list[float], Tops]:
     raw = logits.float()
-    scores = torch.log_softmax(raw, dim=-1)
     processed = _processed(raw, rows)
-    tokens = _argmax(processed)
+    tokens = _argmax(processed) if peaks is None or processed is not raw else peaks.best.tolist()
+    sums = torch.logsumexp(raw, -1) if peaks is None else peaks.log_sums
     for at, token in _drawn(processed, rows):
         tokens[at] = token
-    chosen = scores.gather(1, torch.tensor(tokens, device=raw.device)[:, None])[:, 0]
-    return tokens, chosen.tolist(), _alternatives(scores, rows)
+    chosen = raw.gather(1, torch.tensor(tokens, device=raw.device)[:, None])[:, 0] - sums
+    return tokens, chosen.tolist(), _alternatives(raw, sums, rows)
 
 
 def _by_kernel(logits: torch.Tensor, rows: list[Row]) -> tuple[list[int], list[float], Tops]:
@@ -84,8 +92,10 @@ def _by_kernel(logits: torch.Tensor, rows: list[Row]) -> tuple[list[int], list[f
     raw = logits.float() if any(_changes(row) for row in rows) else logits
     points = [uniform(row.seed, row.sample, row.position) for row in rows]
     tokens, logprobs = draw(_processed(raw, rows), raw, [row.sampling for row in rows], points)
-    named = any(row.sampling.logprobs for row in rows)
-    return tokens, logprobs, _alternatives(torch.log_softmax(raw.float(), -1), rows) if named else {}
+    if not any(row.sampling.logprobs for row in rows):
+        return tokens, logprobs, {}
+    whole = raw.float()
+    return tokens, logprobs, _alternatives(whole, torch.logsumexp(whole, -1), rows)
 
 
 def _argmax(logits: torch.Tensor) -> list[int]:
@@ -95,12 +105,13 @@ def _argmax(logits: torch.Tensor) -> list[int]:
     return logits.argmax(-1).tolist()
 
 
-def _alternatives(scores: torch.Tensor, rows: list[Row]) -> Tops:
+def _alternatives(raw: torch.Tensor, sums: torch.Tensor, rows: list[Row]) -> Tops:
     wanted = [at for at, row in enumerate(rows) if row.sampling.logprobs]
     if not wanted:
         return {}
-    most = min(max(rows[at].sampling.logprobs or 0 for at in wanted), scores.shape[1])
-    values, ids = torch.topk(scores[wanted], most, dim=-1)
+    most = min(max(rows[at].sampling.logprobs or 0 for at in wanted), raw.shape[1])
+    values, ids = torch.topk(raw[wanted], most, dim=-1)
+    values = values - sums[wanted, None]
     pairs = zip(wanted, ids.tolist(), values.tolist(), strict=True)
     return {
         at: [(token, max(value, LOGPROB_MIN)) for token, value in zip(tokens, best, strict=True)][

@@ -102,6 +102,7 @@ def _native(version: Version, models_dir: Path) -> Engine:
             block_tokens=version.block_tokens,
             dtype=version.dtype,
             device=version.device,
+            graph_rows_max=version.graph_rows_max,
             ranks=version.tensor_parallel,
             ranks_timeout_s=version.tensor_parallel_timeout_s,
             rules=rules_of(version),

@@ -73,6 +73,8 @@ class Step(ctypes.Structure):
         ("stretches", c_void_p),
         ("caches", c_void_p),
         ("logits", c_void_p),
+        ("best", c_void_p),
+        ("log_sums", c_void_p),
         ("blocks", c_int64),
         ("block_tokens", c_int32),
         ("tokens", c_int32),
@@ -93,6 +95,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         None,
         [c_void_p, c_void_p, c_float, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p, c_void_p],
     ),
+    "rw_peaks": (None, [c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
     "rw_place": (None, [POINTER(Model), POINTER(Step), c_void_p, c_void_p, c_void_p]),
     "rw_attend": (None, [POINTER(Model), POINTER(Step), c_void_p, c_void_p, c_void_p]),
 }

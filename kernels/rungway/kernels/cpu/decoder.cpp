@@ -115,6 +115,11 @@ void forward(Crew& crew, const RwModel& model, const RwStep& step, const Buffers
     take_in(model.head, h, at.input, row);
   });
   product(crew, model.head, at.input, step.outputs, step.logits, false);
+  crew.each(step.outputs, [&](int row) {
+    const Peak peak = peak_of(step.logits + static_cast<size_t>(row) * model.head.outputs, model.head.outputs);
+    step.best[row] = peak.at;
+    step.log_sums[row] = peak.log_sum;
+  });
 }
 
 }  // namespace
@@ -172,6 +177,15 @@ RUNGWAY_API void rw_norm_codes(const float* x, const float* weight, float eps, i
   for (int row = 0; row < rows; ++row) {
     normalise(x + static_cast<size_t>(row) * size, weight, eps, size, h + static_cast<size_t>(row) * size);
     encode(h + static_cast<size_t>(row) * size, size, Codes{codes, scales, sums, static_cast<size_t>(stride)}, row);
+  }
+}
+
+// best [rows] and log_sums [rows] of x [rows, size]; see peak_of.
+RUNGWAY_API void rw_peaks(const float* x, int32_t rows, int32_t size, int64_t* best, float* log_sums) {
+  for (int row = 0; row < rows; ++row) {
+    const Peak peak = peak_of(x + static_cast<size_t>(row) * size, size);
+    best[row] = peak.at;
+    log_sums[row] = peak.log_sum;
   }
 }
 

@@ -33,6 +33,8 @@ struct RwStep {
   const rungway::Stretch* stretches;
   uint16_t* const* caches;
   float* logits;
+  int64_t* best;    // [outputs], the first of the largest logits
+  float* log_sums;  // [outputs], log(sum(exp(logits)))
   int64_t blocks;
   int32_t block_tokens, tokens, outputs, stretch_count, threads;
 };

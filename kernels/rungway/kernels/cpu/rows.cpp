@@ -1,5 +1,7 @@
 #include "rows.h"
 
+#include <cmath>
+
 namespace rungway {
 
 void normalise(const float* x, const float* weight, float eps, int size, float* h) {
@@ -61,6 +63,28 @@ void rotate(const float* x, const float* cos, const float* sin, int dim, uint16_
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + at), to_bfloat16(low));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + half + at), to_bfloat16(high));
   }
+}
+
+Peak peak_of(const float* x, int size) {
+  __m512 largest = _mm512_set1_ps(-INFINITY);
+  __m512i where = _mm512_setzero_si512(), here = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  for (int at = 0; at < size; at += LANES) {
+    const __m512 value = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), lanes(size - at), x + at);
+    const __mmask16 larger = _mm512_cmp_ps_mask(value, largest, _CMP_GT_OQ);
+    largest = _mm512_mask_mov_ps(largest, larger, value);
+    where = _mm512_mask_mov_epi32(where, larger, here);
+    here = _mm512_add_epi32(here, _mm512_set1_epi32(LANES));
+  }
+  const float peak = _mm512_reduce_max_ps(largest);
+  const __mmask16 first = _mm512_cmp_ps_mask(largest, _mm512_set1_ps(peak), _CMP_EQ_OQ);
+  const int at = _mm512_mask_reduce_min_epi32(first, where);
+  __m512 total = _mm512_setzero_ps();
+  for (int from = 0; from < size; from += LANES) {
+    const __mmask16 mask = lanes(size - from);
+    const __m512 behind = _mm512_sub_ps(_mm512_maskz_loadu_ps(mask, x + from), _mm512_set1_ps(peak));
+    total = _mm512_add_ps(total, _mm512_maskz_mov_ps(mask, exp2(_mm512_mul_ps(behind, _mm512_set1_ps(LOG2E)))));
+  }
+  return Peak{at, peak + std::log(_mm512_reduce_add_ps(total))};
 }
 
 void store_key(const uint16_t* key, int dim, Place place, uint16_t* keys) {

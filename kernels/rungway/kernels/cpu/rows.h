@@ -25,6 +25,14 @@ void shorten(const float* x, int size, uint16_t* out, size_t stride);
 // Rotates the pairs (x[i], x[i + dim/2]) by the angles whose cosines and sines are given [dim/2]; result in bfloat16.
 void rotate(const float* x, const float* cos, const float* sin, int dim, uint16_t* out);
 
+// The first of the largest values, and log(sum(exp(x))): what choosing a token needs. Not finite where the row is not.
+struct Peak {
+  int64_t at;
+  float log_sum;
+};
+
+Peak peak_of(const float* x, int size);
+
 // Where in a layer's cache a token's keys and values lie. Per group of 16 tokens, keys are [dim/2][16 tokens][2] and
 // values [8 pairs of tokens][dim][2]: the products of attention read both in order, pairs side by side.
 struct Place {

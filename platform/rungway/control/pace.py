@@ -1,0 +1,57 @@
+"""How fast a pool works, learned from its engines' reports and from what leaves its queue."""
+
+from __future__ import annotations
+
+from rungway.contracts import CLASS_ORDER
+from rungway.engine.protocol import EngineStats
+from rungway.policies.drain import DrainRate
+
+# Believed until a replica has measured itself. Optimistic: no deadline is refused on ignorance.
+DEFAULT_PREFILL_TOKENS_PER_S = 20_000.0
+DEFAULT_DECODE_MS_PER_TOKEN = 5.0
+LEARNING_RATE = 0.05
+# Waits scatter about what is expected; a deadline is promised only with this much to spare, or under overload, when
+# everybody is admitted to the limit, half of the answers would come just too late.
+WAIT_MARGIN = 1.25
+
+
+class Pace:
+    """`prefill_rate` in tokens per second, `decode_ms` per output token of one sequence; `drain` of the whole queue,
+    `drains` of each band, in tokens held by what was dispatched."""
+
+    __slots__ = ("decode_ms", "drain", "drains", "prefill_rate")
+
+    def __init__(self) -> None:
+        self.prefill_rate = DEFAULT_PREFILL_TOKENS_PER_S
+        self.decode_ms = DEFAULT_DECODE_MS_PER_TOKEN
+        self.drain = DrainRate()
+        self.drains = [DrainRate() for _ in CLASS_ORDER]
+
+    def reported(self, stats: EngineStats) -> None:
+        """A replica says how fast it is now."""
+        if stats.prefill_tokens_per_s > 0:
+            self.prefill_rate = _learn(self.prefill_rate, stats.prefill_tokens_per_s, DEFAULT_PREFILL_TOKENS_PER_S)
+        if stats.decode_tokens_per_s > 0:
+            per_token = 1000.0 * max(1, stats.running) / stats.decode_tokens_per_s
+            self.decode_ms = _learn(self.decode_ms, per_token, DEFAULT_DECODE_MS_PER_TOKEN)
+
+    def dispatched(self, tokens: int, band: int, now_ns: int, *, waiting: bool, waiting_in_band: bool) -> None:
+        """A request of so many tokens left the queue; whether anybody waits behind it."""
+        self.drain.observe(float(tokens), now_ns, waiting)
+        self.drains[band].observe(float(tokens), now_ns, waiting_in_band)
+
+    def service_ms(self, prompt_tokens: int, output_tokens: int) -> float:
+        """From dispatch to the last token."""
+        return 1000.0 * prompt_tokens / self.prefill_rate + output_tokens * self.decode_ms
+
+    def wait_s(self, ahead: float, ahead_in_all: float, band: int, now_ns: int) -> float:
+        """Until `ahead` tokens of a band have left the queue; `ahead_in_all` = the part of the whole queue that has to
+        leave first, asked only while the band has no rate of its own (what the others leave it is in that rate)."""
+        if self.drains[band].rate(now_ns) is not None:
+            return WAIT_MARGIN * self.drains[band].wait_s(ahead, now_ns)
+        return WAIT_MARGIN * self.drain.wait_s(ahead_in_all, now_ns)
+
+
+def _learn(old: float, measured: float, default: float) -> float:
+    """Moving average whose first sample replaces the default."""
+    return measured if old == default else old + LEARNING_RATE * (measured - old)
