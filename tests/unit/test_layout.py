@@ -18,7 +18,8 @@ ROOTS = ("platform", "replicas", "kernels", "chaos")
 SHARED = {"clock", "contracts", "errors", "messages", "outcomes", "types"}
 ALLOWED: dict[str, set[str]] = {
     "types": {"contracts", "outcomes"},
-    "contracts": set(),
+    "contracts": {"contracts_processes"},
+    "contracts_processes": set(),
     "outcomes": set(),
     "errors": {"outcomes"},
     "clock": set(),

@@ -280,7 +280,11 @@ def test_a_fake_engine_has_the_standard_behaviour_when_nothing_is_said(tmp_path:
         (Fake, contracts.FakeSpec, set()),
         (TenantCache, contracts.CacheTerms, set()),
         (LadderFile, contracts.LadderSpec, {"digest"}),
-        (Version, contracts.Version, {"name", "tier", "replicas_min", "replicas_max", "replica_cost_nusd_per_hour"}),
+        (
+            Version,
+            contracts.Version,
+            {"name", "tier", "kind", "replicas_min", "replicas_max", "replica_cost_nusd_per_hour"},
+        ),
     ],
 )
 def test_every_contract_field_can_be_set_with_the_same_default(shape: Any, struct: Any, extra: set[str]) -> None:
