@@ -260,10 +260,10 @@ def test_without_a_ladder_file_the_shipped_ladder_applies(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["quickstart", "fake"])
 def test_shipped_configurations_load(tmp_path: Path, name: str) -> None:
     platform = load_platform(ROOT / "config" / f"{name}.yaml", state_dir=tmp_path)
-    assert [tier.name for tier in platform.tiers] == ["small", "large"]
+    assert [tier.name for tier in platform.tiers] == ["small", "large", "embed"]
     assert {"acme", "globex", "platform"} <= {tenant.name for tenant in platform.tenants}
     assert platform.demo_keys == ("acme", "globex")
-    assert {model.name for model in platform.models} == {"small", "large", "auto", "gpt-4o", "gpt-4o-mini"}
+    assert {model.name for model in platform.models} == {"small", "large", "embed", "auto", "gpt-4o", "gpt-4o-mini"}
     assert not any(tenant.keys for tenant in platform.tenants)
 
 
