@@ -30,7 +30,8 @@ def save_tiny_bert(folder: Path, *, pooling: str | None = None, **config: Any) -
     shape = BertConfig(intermediate_size=48, max_position_embeddings=24, **(sizes | config))
     model = BertModel(shape, add_pooling_layer=False)
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)  # norms and biases, too, or leaving one out would not show
+        # Norms and biases, too, or leaving one out would not show.
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.3)
     model.save_pretrained(folder)
     backend = Tokenizer(models.WordPiece({word: at for at, word in enumerate(WORDS)}, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer()
