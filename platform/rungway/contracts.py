@@ -15,6 +15,8 @@ import msgspec
 from rungway.contracts_processes import ChannelSpec as ChannelSpec
 from rungway.contracts_processes import ControllerSpec as ControllerSpec
 from rungway.contracts_processes import GatewaySpec as GatewaySpec
+from rungway.engine_specs import FakeSpec as FakeSpec
+from rungway.engine_specs import Speculative as Speculative
 
 NUSD_PER_USD = 1_000_000_000
 EMBED_STEPS_AHEAD = 64  # full steps of work that a replica for embeddings may hold
@@ -74,6 +76,7 @@ class Isolation(msgspec.Struct, frozen=True, kw_only=True):
     reserved_share: float = 0.0
     retry_budget_ratio: float = 0.2
     shard_replicas: int | None = None  # of each pool; None = all
+    reclaim_s: float | None = 2.0  # for reserved_share; None = by new grants only, however long that takes
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,28 +125,6 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     risk_high_tier_min: str | None = None
     suspended: bool = False
     template: str | None = None
-
-
-class FakeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Behaviour of the fake engine; times in milliseconds."""
-
-    prefill_ms_per_1k: float = 20.0
-    ttft_ms: float = 5.0
-    tpot_ms: float = 5.0
-    kv_blocks: int = 4096
-    block_tokens: int = 16
-    vocab: str = "words"
-    fail: str | None = None
-    prefix_cache: bool = False
-
-
-class Speculative(msgspec.Struct, frozen=True, kw_only=True):
-    """Speculative decoding of a native engine. `model` is the draft model's source, for method `draft` only."""
-
-    method: str = "off"  # off | ngram | draft
-    model: str | None = None
-    tokens_max: int = 5
-    batch_max: int = 4
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from rungway.leases import LeaseSpec
+from rungway.overload import PreemptSpec, ShedSpec
+
 
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 1
@@ -39,6 +42,9 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     lost_wait_s: float = 30.0
     settled_memory: int = 50_000
     tick_ms: float = 50.0
+    preempt: PreemptSpec = PreemptSpec()
+    shed: ShedSpec = ShedSpec()
+    lease: LeaseSpec = LeaseSpec()
 
 
 class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,10 +28,9 @@ def test_both_ways_give_the_same_tokens_and_logprobs(changed: bool) -> None:
         if changed:
             rows[2] = rows[2]._replace(mask=mask)
         logits = torch.randn(len(rows), 320, generator=torch.Generator().manual_seed(position)) * 3
-        tokens, logprobs, tops = _by_torch(logits, rows)
-        other_tokens, other_logprobs, other_tops = _by_kernel(logits, rows)
-        assert other_tokens == tokens and other_tops == tops
-        assert other_logprobs == pytest.approx(logprobs, abs=1e-5)
+        one, other = _by_torch(logits, rows), _by_kernel(logits, rows)
+        assert other.tokens == one.tokens and other.tops == one.tops and other.lost == one.lost == frozenset()
+        assert other.logprobs == pytest.approx(one.logprobs, abs=1e-5)
 
 
 def test_a_row_that_is_not_finite_is_no_token_on_either_way() -> None:
@@ -39,5 +38,13 @@ def test_a_row_that_is_not_finite_is_no_token_on_either_way() -> None:
     logits[1, 3] = float("nan")
     rows = [Row(ASKS[1], [1], 1, 11, at, 0) for at in range(2)]
     for way in (_by_torch, _by_kernel):
-        _, logprobs, _ = way(logits, rows)
-        assert np.isfinite(logprobs).tolist() == [True, False]
+        assert np.isfinite(way(logits, rows).logprobs).tolist() == [True, False]
+
+
+def test_a_row_in_which_nothing_may_come_is_lost_on_either_way() -> None:
+    logits = torch.zeros(2, 64)
+    rows = [
+        Row(Sampling(max_tokens=9, allowed_token_ids=(5,), bad_words=((5,),) * at), [1], 1, 11, at, 0) for at in (0, 1)
+    ]
+    for way in (_by_torch, _by_kernel):
+        assert way(logits, rows).tokens[0] == 5 and way(logits, rows).lost == {1}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rungway.engine.protocol import Sampling
-from rungway.engine.sampler import CANDIDATES, Row, sample, uniform
+from rungway.engine.sampler import Row, sample, uniform
 
 
 def rows(count: int, **ask: Any) -> list[Row]:
@@ -41,7 +41,7 @@ def expected(logits: torch.Tensor, ask: Sampling) -> np.ndarray:
         {"temperature": 1.0},
         {"temperature": 0.5},
         {"temperature": 1.0, "top_k": 3},
-        {"temperature": 1.0, "top_k": CANDIDATES + 50},
+        {"temperature": 1.0, "top_k": 306},
         {"temperature": 2.0, "top_p": 0.7},
         {"temperature": 4.0, "top_p": 0.98},
         {"temperature": 1.0, "min_p": 0.1},

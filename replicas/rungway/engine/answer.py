@@ -34,14 +34,17 @@ class Answer:
         self._seq = seq
         self._vocabulary = vocabulary
         self.guide = guide
-        self.detokenizer = Detokenizer(vocabulary, seq.group.work.sampling.stop)
+        ask = seq.group.work.sampling
+        self.detokenizer = Detokenizer(
+            vocabulary, ask.stop, keep=ask.include_stop_str_in_output, specials=not ask.skip_special_tokens
+        )
         self.cum_logprob = 0.0
 
     def resume(self) -> Said | None:
         """Feeds in and drops what earlier attempts emitted; tells the end where that was all."""
         resumed = self._seq.tokens[len(self._seq.group.work.prompt_ids) :]
-        for token in resumed:
-            self.detokenizer.push(token)
+        for position, token in enumerate(resumed):
+            self._push(token, position)
             if self.guide is not None and not self.guide.accept(token):
                 return Said([], "", None, "error", DEAD_END)
         finish = self._finish(resumed[-1]) if resumed else None
@@ -55,17 +58,18 @@ class Answer:
         finish = error = None
         for got in run:
             if got.token is None:
-                finish, error = "error", "the model gave no finite distribution"
+                finish, error = "error", "the model gave no finite distribution over the tokens that may come"
                 if self.guide is not None and not self.guide.mask().any():
                     error = DEAD_END
                 break
             if self.guide is not None and not self.guide.accept(got.token):
                 finish, error = "error", DEAD_END
                 break
+            position = len(self._seq.tokens) - len(self._seq.group.work.prompt_ids)
             self._seq.tokens.append(got.token)
             self._seq.group.sampled += 1
             self.cum_logprob += got.logprob
-            text += self.detokenizer.push(got.token)
+            text += self._push(got.token, position)
             said.append(got)
             if (finish := self._finish(got.token)) is not None:
                 break
@@ -89,9 +93,20 @@ class Answer:
             usage=usage,
         )
 
-    def _finish(self, token: int) -> str | None:
+    def _push(self, token: int, position: int) -> str:
+        """The text that the token at a position of the answer makes certain."""
         ask = self._seq.group.work.sampling
-        if self.detokenizer.stopped or (token in self._vocabulary.eos_ids and not ask.ignore_eos):
+        if self._ends(token) and not ask.include_stop_str_in_output:
+            return ""
+        return self.detokenizer.push(token, early=position < ask.min_tokens)
+
+    def _ends(self, token: int) -> bool:
+        """It ends the sequence by itself."""
+        ask = self._seq.group.work.sampling
+        return (token in self._vocabulary.eos_ids and not ask.ignore_eos) or token in ask.stop_token_ids
+
+    def _finish(self, token: int) -> str | None:
+        if self.detokenizer.stopped or self._ends(token):
             return "stop"
         if self.guide is not None and self.guide.complete:
             return "stop"

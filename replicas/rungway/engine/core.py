@@ -167,7 +167,8 @@ class Core:
         work = seq.group.work
         prompt = len(work.prompt_ids)
         seed = self._seeds[work.request_id]
-        return Row(work.sampling, seq.tokens, prompt, seed, seq.index, len(seq.tokens) - prompt)
+        eos = self._vocabulary.eos_ids
+        return Row(work.sampling, seq.tokens, prompt, seed, seq.index, len(seq.tokens) - prompt, eos=eos)
 
     def _rows(self, seq: Sequence) -> list[Row]:
         return verify.rows(self._row(seq), seq.drafts, self._answers[seq].guide)

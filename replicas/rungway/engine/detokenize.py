@@ -15,22 +15,30 @@ from rungway.engine.tokenizer import Vocabulary
 class Detokenizer:
     """The text of one sequence. After `stopped` turns true nothing more comes out."""
 
-    __slots__ = ("_decoder", "_held", "_stops", "_vocabulary", "stopped")
+    __slots__ = ("_decoder", "_held", "_keep", "_specials", "_stops", "_vocabulary", "stopped")
 
-    def __init__(self, vocabulary: Vocabulary, stops: tuple[str, ...]) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, stops: tuple[str, ...], *, keep: bool = False, specials: bool = False
+    ) -> None:
+        """`keep`: a stop string stays in the text. `specials`: special tokens are spelled out."""
         self._vocabulary = vocabulary
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
+        self._keep = keep
+        self._specials = specials
         self.stopped = False
 
-    def push(self, token: int) -> str:
+    def push(self, token: int, *, early: bool = False) -> str:
         """Text that is certain after `token`. A stop string ends it: of several, the one complete first, and of those
-        the longest; it is cut from the text."""
+        the longest; it is cut from the text. None is looked for in the text of `early` tokens."""
         if self.stopped:
             return ""
-        text = self._decoder.decode(self._vocabulary.token_bytes(token))
-        if not self._stops:
+        data = self._vocabulary.token_bytes(token)
+        if self._specials and not data:
+            data = self._vocabulary.token_name(token)
+        text = self._decoder.decode(data)
+        if early or not self._stops:
             return text
         self._held += text
         found = min(
@@ -39,7 +47,7 @@ class Detokenizer:
         )
         if found is not None:
             self.stopped = True
-            return self._emit(found[1])
+            return self._emit(found[0] if self._keep else found[1])
         return self._emit(len(self._held) - self._possible())
 
     def flush(self) -> str:

@@ -23,10 +23,14 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """How to choose tokens. Order of processing: logit bias, penalties (repetition, frequency, presence), constraint, greedy
-    branch (temperature 0), temperature, min-p, top-k, top-p, sample. `top_k` 0 = off. `logprobs` = number of
-    alternatives per position (0 = only the chosen token), None = off; they are of the raw logits.
-    `seed` None = the engine draws one. `stop` strings are cut from the text."""
+    """How to choose tokens. Order of processing: allowed tokens, bad words, least length, logit bias, penalties (repetition,
+    frequency, presence), constraint, greedy branch (temperature 0), temperature, min-p, top-k, top-p, sample. `top_k` 0 =
+    off. `logprobs` = number of alternatives per position (0 = only the chosen token), None = off; they are of the raw
+    logits. `seed` None = the engine draws one. `stop` strings, and tokens of `stop_token_ids`, end the sequence and are cut
+    from the text unless `include_stop_str_in_output`. The first `min_tokens` tokens hold neither an end of the model nor one
+    of `stop_token_ids`, and stop strings are looked for behind them. `allowed_token_ids`: no others may come.
+    `bad_words`: as tokens; the last token of one may not come behind the others. `skip_special_tokens` False: the text names
+    special tokens."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -42,6 +46,12 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     logprobs: int | None = None
     ignore_eos: bool = False
     constraint: Constraint | None = None
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    skip_special_tokens: bool = True
 
 
 class EmbedInput(msgspec.Struct, frozen=True, array_like=True):

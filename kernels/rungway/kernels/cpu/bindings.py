@@ -95,6 +95,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         None,
         [c_void_p, c_void_p, c_float, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p, c_void_p],
     ),
+    "rw_draw": (c_int32, [c_void_p, c_int32, c_void_p, c_int32, c_void_p, c_int32]),
     "rw_peaks": (None, [c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
     "rw_place": (None, [POINTER(Model), POINTER(Step), c_void_p, c_void_p, c_void_p]),
     "rw_attend": (None, [POINTER(Model), POINTER(Step), c_void_p, c_void_p, c_void_p]),
