@@ -1,9 +1,7 @@
 """Configuration after parsing: frozen values that policies, controller and gateways share.
 
-Conventions: `None` in a limit means unlimited (written out as `unlimited` in YAML; an absent key became the plan's
-default before it got here; `0` means nothing is allowed). Money is integer nano-dollars (`_nusd`, 1e-9 USD); prices are
-nano-dollars per 1,000 tokens. Durations carry their unit in the name. These are msgspec structs because the controller
-sends them to gateways as they are.
+Conventions: `None` in a limit means unlimited (`unlimited` in YAML; an absent key is the plan's default by now), `0` that
+nothing. Money: integer nano-dollars (`_nusd`, 1e-9 USD), prices per 1,000 tokens. Units of time are in the names.
 """
 
 from __future__ import annotations
@@ -151,6 +149,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     ray_actor_options: dict[str, object] = {}
     fake: FakeSpec | None = None
     prefix_keys_max: int = 4096
+    prefix_key_blocks: int = 1
     constraint_bytes_max: int = 131_072
     constraint_compile_s: float = 5.0
     constraints_waiting_max: int = 256

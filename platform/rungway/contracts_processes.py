@@ -7,6 +7,8 @@ import msgspec
 from rungway.leases import LeaseSpec
 from rungway.overload import PreemptSpec, ShedSpec
 
+_CLASS_SHARES = {"interactive": 0.6, "standard": 0.3, "batch": 0.1}
+
 
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 1
@@ -29,9 +31,7 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True):
 class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of the controller. Shares are minimum shares of dispatch per class while that class is backlogged."""
 
-    class_shares: dict[str, float] = msgspec.field(
-        default_factory=lambda: {"interactive": 0.6, "standard": 0.3, "batch": 0.1}
-    )
+    class_shares: dict[str, float] = msgspec.field(default_factory=lambda: dict(_CLASS_SHARES))
     queue_timeout_s: float = 60.0
     replica_stale_s: float = 1.0
     in_flight_factor: float = 1.1
@@ -42,6 +42,9 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     lost_wait_s: float = 30.0
     settled_memory: int = 50_000
     tick_ms: float = 50.0
+    order: str = "vtc"  # vtc | dlpm (policies/locality.py)
+    locality_quantum_tokens: int = 8192
+    locality_imbalance_max: float = 0.5
     preempt: PreemptSpec = PreemptSpec()
     shed: ShedSpec = ShedSpec()
     lease: LeaseSpec = LeaseSpec()
