@@ -57,7 +57,8 @@ class Finished(Message, frozen=True):
 
 class Retry(Message, frozen=True):
     """Attempt `attempt` failed on `replica_id` before the answer was whole. The controller answers Granted with
-    attempt + 1 on another replica, or Refused. `why`: replica_lost | timeout | error. `emitted` tokens so far."""
+    attempt + 1 on another replica, or Refused. `why`: replica_lost | timeout | error | evicted (by the controller's wish, so
+    no failure). `emitted` tokens so far."""
 
     request_id: str
     attempt: int
@@ -178,9 +179,10 @@ class AttemptAck(Message, frozen=True):
 
 
 class Evict(Message, frozen=True):
-    """Stop this attempt: its place is needed for a higher class."""
+    """Stop this attempt: its place is needed for others. Attempt 0 = whichever runs."""
 
     request_id: str
+    attempt: int = 0
 
 
 ToController = (

@@ -40,7 +40,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     `prompt_tokens[tier]` is the exact prompt length for that tier's tokenizer; `trimmed_tokens[tier]` is its length
     after the rung `context_trim` (equal where nothing may be dropped). `output_bound` is the client's `max_tokens`
     per sequence or None. `prefix_keys[tier]` names the prompt's leading blocks for the replicas of that tier
-    (`engine/chain.py`), bounded; tiers without any are left out. `deadline_ms` counts from the moment the gateway sent the Ask.
+    (`engine/chain.py`), bounded, one per `key_tokens[tier]` tokens; tiers without any are left out. `deadline_ms` counts from the moment the gateway sent the Ask.
     """
 
     request_id: str
@@ -67,6 +67,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     cache_wanted: bool = False  # the client or tenant asked for it, not only the ladder
     prefix_keys: dict[str, tuple[int, ...]] = {}
     constrained: bool = False  # the answer has to fit a constraint, so no fixed text can stand for it
+    key_tokens: dict[str, int] = {}
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +129,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     queue_wait_ms: float = 0.0
     granted_wall_ns: int = 0
     config_digest: str = ""
+    evictions: int = 0  # how often this request was stopped for others so far
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,7 +273,7 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes into the hash chain. `kind`: downgrade | refusal | rung | override | reload | rollout. `detail` is
+    """What goes into the hash chain. `kind`: downgrade | refusal | eviction | rung | override | reload | rollout. `detail` is
     JSON with sorted keys. The ledger adds sequence number, previous hash and hash."""
 
     wall_ns: int

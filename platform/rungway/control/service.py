@@ -158,6 +158,9 @@ class ControllerService:
             self._send(peer, message)
         for row in effects.rows:
             self.metrics.row(row)
+        for entry in effects.audit:
+            if entry.kind == "eviction":
+                self.metrics.count("evictions", (entry.tenant,))
         if effects.durable():
             try:
                 ticket = self.writer.put(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from rungway import contracts, leases
+from rungway import contracts
 from rungway.settings.effective import ladder_digest, rungway_digest
 from rungway.settings.schema import LadderFile, PlatformFile
 from rungway.settings.schema_tenant import KeyEntry, TenantFile
@@ -31,7 +32,7 @@ def build_platform(
         tenants_dir=str((base / Path(shape.tenants_dir).expanduser()).resolve()),
         database=shape.database,
         gateway=contracts.GatewaySpec(**shape.gateway.model_dump()),
-        controller=_controller(shape),
+        controller=_controller(shape.controller.model_dump()),
         channel=contracts.ChannelSpec(**shape.channel.model_dump()),
         tiers=build_tiers(shape.tiers, base),
         models=build_models(shape),
@@ -42,9 +43,9 @@ def build_platform(
     return msgspec.structs.replace(platform, digest=rungway_digest(platform))
 
 
-def _controller(shape: PlatformFile) -> contracts.ControllerSpec:
-    values = shape.controller.model_dump()
-    return contracts.ControllerSpec(**values | {"lease": leases.LeaseSpec(**values["lease"])})
+def _controller(values: dict[str, Any]) -> contracts.ControllerSpec:
+    """`values`: the section as plain data; its parts become what contracts hold."""
+    return msgspec.convert(values, contracts.ControllerSpec)
 
 
 def build_tiers(tiers: Mapping[str, Tier], base: Path) -> tuple[contracts.Tier, ...]:

@@ -33,7 +33,6 @@ TICK_NS = 250 * NS_PER_MS
 RESEND_NS = 5 * NS_PER_S
 CANCEL_WAIT_NS = NS_PER_S
 
-
 OnDone = Callable[[Flight, Outcome], None]
 
 
@@ -202,8 +201,7 @@ class SimGateway:
             whole = flight.target == flight.arrival.output_tokens
             self._end(flight, Outcome.COMPLETED if whole else Outcome.LENGTH)
         else:
-            evicted = news.error == "evicted"
-            self._break(flight, Broken.EVICTED if evicted else Broken.REPLICA_LOST)
+            self._break(flight, Broken.EVICTED if news.error == "evicted" else Broken.REPLICA_LOST)
 
     def _replica_lost(self, flight: Flight) -> None:
         if flight.state == "closing":
@@ -217,7 +215,9 @@ class SimGateway:
     def _break(self, flight: Flight, broken: Broken) -> None:
         """The attempt failed: another one, or the end."""
         outcome, code, _, _ = BROKEN[broken]
-        if flight.ask.action is Action.NON_IDEMPOTENT_WRITE or flight.attempts > self.spec.retries_max:
+        if broken is Broken.EVICTED:
+            flight.evicted += 1
+        elif flight.ask.action is Action.NON_IDEMPOTENT_WRITE or flight.failed > self.spec.retries_max:
             flight.code = code
             self._end(flight, outcome)
             return
