@@ -12,6 +12,11 @@ from enum import StrEnum
 
 import msgspec
 
+from rungway.engine_specs import FakeSpec as FakeSpec
+from rungway.engine_specs import Speculative as Speculative
+from rungway.leases import LeaseSpec
+from rungway.overload import PreemptSpec, ShedSpec
+
 NUSD_PER_USD = 1_000_000_000
 
 
@@ -62,6 +67,7 @@ class Isolation(msgspec.Struct, frozen=True, kw_only=True):
     reserved_share: float = 0.0
     retry_budget_ratio: float = 0.2
     shard_replicas: int | None = None  # of each pool; None = all
+    reclaim_s: float | None = 2.0  # for reserved_share; None = by new grants only, however long that takes
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,28 +116,6 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     risk_high_tier_min: str | None = None
     suspended: bool = False
     template: str | None = None
-
-
-class FakeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Behaviour of the fake engine; times in milliseconds."""
-
-    prefill_ms_per_1k: float = 20.0
-    ttft_ms: float = 5.0
-    tpot_ms: float = 5.0
-    kv_blocks: int = 4096
-    block_tokens: int = 16
-    vocab: str = "words"
-    fail: str | None = None
-    prefix_cache: bool = False
-
-
-class Speculative(msgspec.Struct, frozen=True, kw_only=True):
-    """Speculative decoding of a native engine. `model` is the draft model's source, for method `draft` only."""
-
-    method: str = "off"  # off | ngram | draft
-    model: str | None = None
-    tokens_max: int = 5
-    batch_max: int = 4
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,6 +241,9 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     lost_wait_s: float = 30.0
     settled_memory: int = 50_000
     tick_ms: float = 50.0
+    preempt: PreemptSpec = PreemptSpec()
+    shed: ShedSpec = ShedSpec()
+    lease: LeaseSpec = LeaseSpec()
 
 
 class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True):

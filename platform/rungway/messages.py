@@ -1,7 +1,7 @@
 """Every message between gateway, controller and replica. msgspec tagged arrays; `channel.py` carries them in batches.
 
     gateway -> controller   GatewayHello Submit Withdraw Finished Retry Query Counts
-    controller -> gateway   Directory Peers Granted Refused FinishAck Answer
+    controller -> gateway   Directory Peers Leased Granted Refused FinishAck Answer
     gateway -> replica      Start Cancel
     replica -> gateway      Deltas
     replica -> controller   ReplicaHello Report AttemptEnded
@@ -17,6 +17,7 @@ import msgspec
 
 from rungway.contracts import Platform
 from rungway.engine.protocol import Delta, EngineStats, PrefixNews, Work
+from rungway.leases import Lease
 from rungway.types import Ask, AttemptEnd, Billing, Finish, Grant, Refusal
 
 
@@ -32,7 +33,8 @@ class Flight(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GatewayHello(Message, frozen=True):
-    """First message of a gateway after every (re)connect: all that it has in flight."""
+    """First message of a gateway after every (re)connect: all that it has in flight, and what it admitted from a lease and
+    ended, whose Finish nobody has acknowledged."""
 
     gateway_id: str
     flights: list[Flight]
@@ -55,7 +57,8 @@ class Finished(Message, frozen=True):
 
 class Retry(Message, frozen=True):
     """Attempt `attempt` failed on `replica_id` before the answer was whole. The controller answers Granted with
-    attempt + 1 on another replica, or Refused. `why`: replica_lost | timeout | error. `emitted` tokens so far."""
+    attempt + 1 on another replica, or Refused. `why`: replica_lost | timeout | error | evicted (by the controller's wish, so
+    no failure). `emitted` tokens so far."""
 
     request_id: str
     attempt: int
@@ -116,6 +119,12 @@ class Peers(Message, frozen=True):
     replicas: list[ReplicaInfo]
 
 
+class Leased(Message, frozen=True):
+    """After the hello and then regularly; the last one counts."""
+
+    lease: Lease
+
+
 class Granted(Message, frozen=True):
     grant: Grant
 
@@ -170,13 +179,14 @@ class AttemptAck(Message, frozen=True):
 
 
 class Evict(Message, frozen=True):
-    """Stop this attempt: its place is needed for a higher class."""
+    """Stop this attempt: its place is needed for others. Attempt 0 = whichever runs."""
 
     request_id: str
+    attempt: int = 0
 
 
 ToController = (
     GatewayHello | Submit | Withdraw | Finished | Retry | Query | Counts | ReplicaHello | Report | AttemptEnded
 )
-ToGateway = Directory | Peers | Granted | Refused | FinishAck | Answer | Deltas
+ToGateway = Directory | Peers | Leased | Granted | Refused | FinishAck | Answer | Deltas
 ToReplica = Start | Cancel | AttemptAck | Evict

@@ -128,6 +128,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     queue_wait_ms: float = 0.0
     granted_wall_ns: int = 0
     config_digest: str = ""
+    evictions: int = 0  # how often this request was stopped for others so far
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,7 +272,7 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes into the hash chain. `kind`: downgrade | refusal | rung | override | reload | rollout. `detail` is
+    """What goes into the hash chain. `kind`: downgrade | refusal | eviction | rung | override | reload | rollout. `detail` is
     JSON with sorted keys. The ledger adds sequence number, previous hash and hash."""
 
     wall_ns: int

@@ -191,7 +191,7 @@ class World:
 
     def retry(self, request_id: str, why: str = "replica_lost", emitted: int = 0) -> None:
         grant = self.grant(request_id)
-        self.core.retry(Retry(request_id, grant.attempt, grant.replica_id, why, emitted), self.now)
+        self.core.retry("g1", Retry(request_id, grant.attempt, grant.replica_id, why, emitted), self.now)
         self.core.settle_turn(self.now)
         self.take()
 

@@ -41,8 +41,17 @@ class Kit(Protocol):
 
 
 class FakeKit:
+    step_tokens: int | None = None
+
     def engine(self, *, max_num_seqs: int, max_context: int, kv_blocks: int) -> Engine:
-        profile = FakeProfile(ttft_ms=1, tpot_ms=1, prefill_ms_per_1k=1, kv_blocks=kv_blocks, block_tokens=BLOCK_TOKENS)
+        profile = FakeProfile(
+            ttft_ms=1,
+            tpot_ms=1,
+            prefill_ms_per_1k=1,
+            kv_blocks=kv_blocks,
+            block_tokens=BLOCK_TOKENS,
+            step_tokens=self.step_tokens,
+        )
         return FakeEngine(profile, max_num_seqs=max_num_seqs, max_context=max_context)
 
     def prompt(self, text: str) -> tuple[list[int], str]:
@@ -130,8 +139,14 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
 
 
-@pytest.fixture(params=["fake", "native"])
+class FakeStepsKit(FakeKit):
+    step_tokens = 64
+
+
+@pytest.fixture(params=["fake", "fake-steps", "native"])
 def kit(request: pytest.FixtureRequest) -> Kit:
+    if request.param == "fake-steps":
+        return FakeStepsKit()
     if request.param == "fake":
         return FakeKit()
     return NativeKit(request.getfixturevalue("tiny_llama"))

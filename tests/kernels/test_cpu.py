@@ -188,6 +188,7 @@ WORLDS = [
     (8, 1, 96, 16, [55]),
     (4, 2, 32, 48, [300, 7]),
     (64, 1, 128, 16, [40]),
+    (12, 2, 128, 16, [200]),
     (2, 1, 256, 16, [70]),
 ]
 
@@ -235,6 +236,29 @@ def test_attention_has_one_order(library: Any, world: tuple[int, int, int, int, 
             got = torch.cat([alone.attend(library, [(seq, first, count)])[1] for first, count in parts])
             assert torch.equal(got, expected[start : start + length])
         start += length
+
+
+@needs_kernels
+@pytest.mark.parametrize("rising", [True, False], ids=["rising", "falling"])
+def test_scores_that_grow_far_and_a_row_that_is_not_a_number(library: Any, rising: bool) -> None:
+    """The weights' peak has to move, often or never again; and one bad query spoils its own result alone."""
+    made = World(2, 1, 64, 16, [400])
+    steps = torch.linspace(0.0, 30.0, 400)
+    made.frequencies.zero_()  # no rotation: scores are what the factors below make them
+    made.qkv[0][:, :2] = 1.0
+    made.qkv[0][:, 2] = (steps if rising else steps.flip(0))[:, None]
+    q, got = made.attend(library, [(0, 0, 400)])
+    keys, values = layouts.plain_cache(made.cache)
+    table = made.tables[0].expand(400, -1).contiguous()
+    expected = attention_reference.paged_attention(
+        q.float(), keys.float(), values.float(), table, torch.arange(1, 401), made.model.scale
+    )
+    torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02)
+    made.qkv[0][200, 1] = float("nan")
+    beside = made.attend(library, [(0, 0, 400)])[1]
+    assert beside[200, 1].isnan().all()
+    beside[200, 1] = got[200, 1]
+    assert torch.equal(beside, got)
 
 
 @needs_kernels

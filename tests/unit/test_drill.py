@@ -11,13 +11,14 @@ import msgspec
 import pytest
 
 from rungway.chaos import invariants, stage
+from rungway.chaos.course import Report, Target, goodput, ttft_p99_ms
 from rungway.chaos.invariants import Admin, Verdict
 from rungway.chaos.load import Phase, Sample, Stream, arrivals, percentile
-from rungway.chaos.peak_load import Report, good, goodput, ttft_p99_ms
 from rungway.chaos.stage import StageError
 from rungway.settings import load_platform
 
 ROOT = Path(__file__).parents[2]
+TARGET = Target(ttft_ms=1000.0, tpot_ms=200.0)
 
 
 def stream(**changes: Any) -> Stream:
@@ -74,13 +75,13 @@ def test_percentiles_are_nearest_ranks() -> None:
     [{"done": False}, {"degraded": "small_tier"}, {"ttft_ms": 1001.0}, {"ttft_ms": None}, {"e2e_ms": 5000.0}],
 )
 def test_an_answer_is_good_only_if_whole_full_and_in_time(change: dict[str, Any]) -> None:
-    assert good(sample())
-    assert not good(sample(**change))
+    assert TARGET.met(sample())
+    assert not TARGET.met(sample(**change))
 
 
 def test_goodput_counts_refusals_and_ttft_does_not() -> None:
     samples = [sample(), sample(), sample(), sample(status=429, done=False, ttft_ms=None)]
-    assert goodput(samples) == 0.75
+    assert goodput(samples, TARGET) == 0.75
     assert ttft_p99_ms(samples) == 100.0
 
 
@@ -154,6 +155,17 @@ def test_rows_and_tokens_must_be_as_many_as_clients_saw() -> None:
     samples = [sample(), sample(status=429, tokens=0)]
     assert invariants.one_row_each(Books({"/admin/usage": usage}), samples, ["victim"], 0).ok
     assert not invariants.one_row_each(Books({"/admin/usage": usage}), samples[:1], ["victim"], 0).ok
+
+
+def test_each_try_has_a_row_and_a_cut_answer_may_cost_more_than_was_told() -> None:
+    usage = {"tenants": {"victim": {"requests": 3, "output_tokens": 9}}}
+    admin = Books({"/admin/usage": usage})
+    whole, given_up = sample(), sample(status=0, code="gave_up", tokens=0, done=False, tries=2)
+    assert invariants.one_row_each(admin, [whole, given_up], ["victim"], 0).ok
+    assert not invariants.one_row_each(admin, [whole, whole, whole], ["victim"], 0).ok, "billed more than was delivered"
+    assert not invariants.one_row_each(admin, [whole, whole, given_up], ["victim"], 0).ok, "a row is missing"
+    low = Books({"/admin/usage": {"tenants": {"victim": {"requests": 3, "output_tokens": 4}}}})
+    assert not invariants.one_row_each(low, [whole, given_up], ["victim"], 0).ok, "billed less than was delivered"
 
 
 def test_a_report_holds_only_if_verdicts_and_control_do() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rungway.chaos.course import Report
 from rungway.chaos.drills import DRILLS, Drill
 from rungway.chaos.invariants import Verdict
-from rungway.chaos.peak_load import Report
 from rungway.cli import main
 
 Run = Callable[..., tuple[int, str, str]]

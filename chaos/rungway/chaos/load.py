@@ -19,6 +19,7 @@ import msgspec
 from rungway.errors import RungwayError
 
 PLAN_VARIABLE = "RUNGWAY_LOAD_PLAN"
+GAVE_UP = "gave_up"  # code of a request whose client lost patience
 SETTLE_S = 30.0  # what a load process may take beyond its plan: start, last answers, writing
 
 
@@ -37,7 +38,9 @@ class Phase(msgspec.Struct, frozen=True):
 
 class Stream(msgspec.Struct, frozen=True, kw_only=True):
     """One source of requests. `poisson`: random gaps as of many independent callers, else even ones. `in_flight_max`
-    bounds the client's memory; a request beyond it is recorded as not sent, never silently delayed."""
+    bounds the client's memory; a request beyond it is recorded as not sent, never silently delayed. `deadline_ms`: asked
+    for by header, 0 = none. `patience_s`: when the client gives up a try that is not whole, 0 = never. `retries`: tries
+    after one that was refused, cut or given up, each at once, whatever Retry-After says."""
 
     name: str
     key: str
@@ -49,6 +52,13 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 30.0
     in_flight_max: int = 1000
     seed: int = 1
+    deadline_ms: float = 0.0
+    patience_s: float = 0.0
+    retries: int = 0
+
+    def longest_s(self) -> float:
+        """The longest that one planned request may take with all its tries."""
+        return (self.retries + 1) * (self.patience_s or self.timeout_s)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +78,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One planned request. Times in ms count from the planned moment; `lag_ms` is how late it left. `done`: the answer
     ended with [DONE]. `committed`: whether the audit row of a degraded answer was durable at its first byte (None = not
-    degraded, or not looked). `status` 0 = no answer."""
+    degraded, or not looked). `status` 0 = no answer; `code` then says why: "client_full" = not sent, "gave_up" = the
+    client's patience ended. `tries` were sent, of which all but the last failed; the rest is about the last one, and
+    `request_ids` are those that the platform told."""
 
     stream: str
     phase: str
@@ -87,6 +99,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
     done: bool = False
     committed: bool | None = None
+    tries: int = 1
+    request_ids: tuple[str, ...] = ()
 
 
 def arrivals(stream: Stream) -> list[tuple[float, str]]:
@@ -122,7 +136,7 @@ def send(url: str, streams: tuple[Stream, ...], ledger: Path | None = None) -> l
         plan_file = Path(folder) / "plan.json"
         plan_file.touch(mode=0o600)
         plan_file.write_bytes(msgspec.json.encode(plan))
-        limit_s = plan.seconds() + max(stream.timeout_s for stream in streams) + SETTLE_S
+        limit_s = plan.seconds() + max(stream.longest_s() for stream in streams) + SETTLE_S
         options = ["--headless", "--only-summary", "--exit-code-on-error", "0", "--loglevel", "WARNING"]
         users = ["--users", str(len(streams)), "--spawn-rate", str(len(streams)), "--host", url]
         command = [sys.executable, "-m", "locust", "-f", str(Path(__file__).with_name("locustfile.py"))]

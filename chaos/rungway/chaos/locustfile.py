@@ -20,7 +20,7 @@ from geventhttpclient import HTTPClient
 from locust import User, task
 from locust.exception import StopUser
 
-from rungway.chaos.load import PLAN_VARIABLE, Plan, Sample, Stream, arrivals
+from rungway.chaos.load import GAVE_UP, PLAN_VARIABLE, Plan, Sample, Stream, arrivals
 
 LEAD_S = 0.5  # between the first user's start and the first planned moment, so that all users are there
 _DEGRADED_IN_AUDIT = "SELECT 1 FROM audit WHERE request_id = ? AND kind = 'downgrade'"
@@ -86,20 +86,36 @@ class Dispatcher(User):  # type: ignore[misc]
                 gevent.sleep(pause_s)
             call = Call(stream, phase, planned_s, planned_wall_ns)
             if pool.full():
-                self._record(call.sample(0, code="client_full"))
+                self._record(call.sample(0, code="client_full", tries=0))
             else:
                 pool.spawn(self._one, client, call)
-        pool.join(timeout=stream.timeout_s + 5)
+        pool.join(timeout=stream.longest_s() + 5)
         client.close()
         if RUN.user_ended():
             self.environment.runner.quit()
         raise StopUser
 
-    def _one(self, client: HTTPClient, call: Call) -> None:
+    def _one(self, client: HTTPClient, first: Call) -> None:
+        """The request and its retries; the last try is the sample."""
+        stream, ids, lag_ms = self.stream, [], first.since_ms()
+        tries, again = 0, True
+        while again:
+            tries += 1
+            call = Call(stream, first.phase, first.planned_s, first.planned_wall_ns)
+            sample = self._try(client, call)
+            ids += [call.request_id] if call.request_id else []
+            failed = sample.status in (200, 429, 503) or sample.code == GAVE_UP
+            again = not sample.done and failed and tries <= stream.retries
+        self._record(msgspec.structs.replace(sample, tries=tries, request_ids=tuple(ids), lag_ms=lag_ms))
+
+    def _try(self, client: HTTPClient, call: Call) -> Sample:
         try:
-            self._record(call.run(client))
+            with gevent.Timeout(self.stream.patience_s or None, GaveUp()):
+                return call.run(client)
+        except GaveUp:
+            return call.sample(0, code=GAVE_UP)
         except (OSError, EOFError, ValueError, RuntimeError) as error:
-            self._record(call.sample(0, code=type(error).__name__))
+            return call.sample(0, code=type(error).__name__)
 
     def _record(self, sample: Sample) -> None:
         RUN.samples.append(sample)
@@ -114,15 +130,19 @@ class Dispatcher(User):  # type: ignore[misc]
         )
 
 
+class GaveUp(BaseException):
+    """The client's patience has ended; no handler for errors on the way may take it for one."""
+
+
 class Call:
-    """One request and what is known of its answer so far."""
+    """One try of a request and what is known of its answer so far."""
 
     def __init__(self, stream: Stream, phase: str, planned_s: float, planned_wall_ns: int) -> None:
         self.stream = stream
         self.phase = phase
         self.planned_s = planned_s
         self.planned_wall_ns = planned_wall_ns
-        self.lag_ms = 0.0
+        self.request_id = ""
         self.ttft_ms: float | None = None
         self.first_wall_ns = 0
         self.tokens = 0
@@ -141,11 +161,13 @@ class Call:
             "stream_options": {"include_usage": True},
             "messages": [{"role": "user", "content": stream.prompt}],
         }
-        self.lag_ms = self.since_ms()
         headers = {"Authorization": f"Bearer {stream.key}", "Content-Type": "application/json"}
+        if stream.deadline_ms:
+            headers["x-rungway-deadline-ms"] = f"{stream.deadline_ms:g}"
         answer = client.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         get = answer.get
         request_id, degraded = str(get("x-request-id", "")), str(get("x-rungway-degraded", "none"))
+        self.request_id = request_id
         code = ""
         if answer.status_code == 200:
             while line := bytes(answer.readline(b"\n")):
@@ -156,7 +178,6 @@ class Call:
             answer.status_code,
             code=code,
             retry_after=str(get("retry-after", "")),
-            request_id=request_id,
             rung=int(str(get("x-rungway-rung", "0"))),
             degraded=degraded,
             served=str(get("x-rungway-model-served", "")),
@@ -181,8 +202,9 @@ class Call:
             "stream": self.stream.name,
             "phase": self.phase,
             "planned_wall_ns": self.planned_wall_ns,
-            "lag_ms": self.lag_ms,
+            "lag_ms": 0.0,
             "status": status,
+            "request_id": self.request_id,
             "first_wall_ns": self.first_wall_ns,
             "ttft_ms": self.ttft_ms,
             "e2e_ms": self.since_ms(),

@@ -33,7 +33,7 @@ def audit(
     oldest: Annotated[bool, typer.Option("--oldest", help="From the start, not the newest.")] = False,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
     kind: Annotated[
-        str | None, typer.Option(help="Only downgrade, refusal, rung, override, reload or rollout.")
+        str | None, typer.Option(help="Only downgrade, refusal, eviction, rung, override, reload or rollout.")
     ] = None,
     url: Url = None,
     key: Key = None,

@@ -10,17 +10,16 @@ import typer
 from rungway.commands.common import AsJson, emit_json, fail, show, table
 
 if TYPE_CHECKING:
+    from rungway.chaos.course import Report
     from rungway.chaos.invariants import Verdict
-    from rungway.chaos.peak_load import Report
-
-DRILL_CONFIG = Path("config/drill.yaml")
 
 
 def drill(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A drill, `list`, or `all`.")],
     config: Annotated[
-        Path, typer.Option("--config", "-c", help="Platform file of the drill's platform.")
-    ] = DRILL_CONFIG,
+        Path | None,
+        typer.Option("--config", "-c", help="Platform file of the drill's platform. Default: the drill's own."),
+    ] = None,
     state: Annotated[
         Path | None, typer.Option(help="Keep the drill's ledger here (an empty folder). Default: a temporary one.")
     ] = None,
@@ -67,7 +66,7 @@ def _list(as_json: bool) -> None:
         show(table("", ["drill", "what it shows", "takes"], rows))
 
 
-def _run(name: str, config: Path, state: Path | None, url: str | None, keys: Path | None) -> Report:
+def _run(name: str, config: Path | None, state: Path | None, url: str | None, keys: Path | None) -> Report:
     from rungway.chaos import stage
     from rungway.chaos.drills import DRILLS
 
@@ -77,7 +76,7 @@ def _run(name: str, config: Path, state: Path | None, url: str | None, keys: Pat
         return one.run(stage.given(url, keys), _say)
     if state is not None and state.exists() and any(state.iterdir()):
         raise fail(f"{state} is not empty: a drill makes its own keys and ledger", 2)
-    with stage.own(config, state, _say) as place:
+    with stage.own(config or one.config, state, _say) as place:
         return one.run(place, _say)
 
 

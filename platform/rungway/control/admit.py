@@ -12,15 +12,15 @@ import math
 from zlib import crc32
 
 from rungway.clock import NS_PER_MS
-from rungway.control.cell import FREE, Cell, Now
+from rungway.control.cell import Cell, Now
 from rungway.control.dispatch import dispatch, grant_unqueued
-from rungway.control.flight import Flight, ledger_row
-from rungway.control.line import dequeue, enqueue, give_back, hold, tokens_needed
+from rungway.control.flight import Flight
+from rungway.control.line import dequeue, enqueue, hold, tokens_needed
 from rungway.control.pool import Pool
-from rungway.control.refuse import refuse, refuse_again, refuse_retry
+from rungway.control.refuse import refuse, refuse_again
 from rungway.control.sides import is_over
 from rungway.control.tenant_state import TenantState
-from rungway.messages import Refused, Retry
+from rungway.messages import Refused
 from rungway.outcomes import Code
 from rungway.policies.ladder import effective_rung, rung_index
 from rungway.policies.offers import quote
@@ -260,39 +260,3 @@ def _cause_of(cell: Cell, flight: Flight, offer: Offer) -> str:
     if any(not cell.pools[name].views for name in flight.ask.tiers if name in cell.pools):
         return "no_replicas"
     return "load"
-
-
-def withdraw(cell: Cell, request_id: str, outcome: str, now: Now) -> None:
-    """The client left while its request waited. A granted one is settled by its Finish instead."""
-    flight = cell.flights.get(request_id)
-    if flight is None or flight.entry is None or flight.attempts:
-        return
-    dequeue(cell, flight)
-    give_back(flight, now)
-    del cell.flights[request_id]
-    cell.effects.rows.append(ledger_row(flight, FREE, outcome, "", now.wall_ns, cell.thresholds))
-    cell.remember(request_id, {})
-
-
-def retry(cell: Cell, message: Retry, now: Now) -> None:
-    """A try failed before the answer was whole: queue the rest of it first in its tenant's line, within the budget."""
-    flight = cell.flights.get(message.request_id)
-    if flight is None or flight.finish is not None or flight.entry is not None:
-        return
-    pool, state = cell.pools[flight.pool], flight.state
-    attempt = flight.attempts.get(message.attempt)
-    if attempt is not None:
-        pool.release(attempt, state)
-    breaker = pool.breakers.get(message.replica_id)
-    if breaker is not None and message.why in ("timeout", "error"):
-        breaker.record(False, now.mono_ns)
-    if not state.retries.allows(state.running) or message.attempt > cell.platform.gateway.retries_max:
-        refuse_retry(cell, flight, now)
-        return
-    if not flight.retrying:
-        state.retries.begin()
-    flight.retrying = True
-    flight.avoid = flight.avoid | {message.replica_id}
-    flight.land()
-    flight.enqueued_ns = now.mono_ns
-    enqueue(cell, flight, now)

@@ -70,6 +70,7 @@ class Cell:
         )  # request id -> code, of those in `settled` that were refused
         self.orphans: dict[tuple[str, int], Orphan] = {}
         self.strays: OrderedDict[str, Stray] = OrderedDict()
+        self.leased: dict[str, tuple[int, object]] = {}  # gateway -> when its lease was sent, and what it rested on
         self.version = 0
         self.session_secret = b""
         self.adopt(platform, now)

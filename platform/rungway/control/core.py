@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rungway.contracts import Platform
-from rungway.control import admit, dispatch, ladder_walk, settle
+from rungway.control import admit, dispatch, ladder_walk, lease, preempt, returns, settle
 from rungway.control.cell import Cell, Now
 from rungway.control.flight import Attempt, Flight
 from rungway.control.line import dequeue
-from rungway.control.refuse import refuse, tell_cancelled
+from rungway.control.refuse import refuse, refuse_closed, tell_cancelled
 from rungway.messages import Directory, Granted, Peers, ReplicaInfo, Report, Retry
 from rungway.messages import Flight as WireFlight
 from rungway.outcomes import Code
@@ -31,6 +31,7 @@ class Core:
         """A gateway (re)connected: it gets the directory and the peers, its flights are taken over or re-judged."""
         cell = self.cell
         cell.gateways[gateway_id] = None
+        cell.leased.pop(gateway_id, None)
         cell.effects.sends.append((gateway_id, Directory(cell.version, cell.platform, cell.session_secret)))
         cell.effects.sends.append((gateway_id, Peers(list(cell.replicas.values()))))
         for wire in flights:
@@ -45,7 +46,8 @@ class Core:
                 self._adopt(wire, now)
 
     def _adopt(self, wire: WireFlight, now: Now) -> None:
-        """A grant made by an earlier incarnation of this controller: hold again what it held."""
+        """A grant that is not in these books: an earlier incarnation of this controller made it, or the gateway did from its
+        lease. Hold what it holds; the request may be over already, then both sides' ends are on their way or here."""
         cell, ask, grant = self.cell, wire.ask, wire.grant
         state = cell.tenants.get(ask.tenant)
         assert grant is not None
@@ -57,6 +59,8 @@ class Core:
         flight.first_wait_ms = grant.queue_wait_ms
         flight.held_tokens, flight.held_nusd = grant.reserved_tokens, grant.reserved_nusd
         flight.next_attempt = grant.attempt + 1
+        flight.evictions = grant.evictions
+        state.requests.take(1, now.mono_ns)
         state.tokens.take(flight.held_tokens, now.mono_ns)
         state.budget.hold(flight.held_nusd, now.wall_ns)
         flight.take_off()
@@ -64,7 +68,8 @@ class Core:
         if grant.offer.kind is not OfferKind.MODEL:
             return
         output = max(0, flight.held_tokens - grant.offer.prompt_tokens)
-        attempt = Attempt(grant.replica_id, max(1, grant.offer.best_of), flight.held_tokens, output)
+        attempt = Attempt(grant.replica_id, flight.sequences, flight.held_tokens, output, flight.band)
+        attempt.granted_ns = now.mono_ns
         flight.attempts[grant.attempt] = attempt
         cell.pools[flight.pool].hold(attempt, state)
         for number in range(1, grant.attempt + 1):
@@ -79,10 +84,13 @@ class Core:
         admit.submit(self.cell, ask, now)
 
     def withdraw(self, request_id: str, outcome: str, now: Now) -> None:
-        admit.withdraw(self.cell, request_id, outcome, now)
+        returns.withdraw(self.cell, request_id, outcome, now)
 
-    def retry(self, message: Retry, now: Now) -> None:
-        admit.retry(self.cell, message, now)
+    def retry(self, gateway_id: str, message: Retry, now: Now) -> None:
+        if message.request_id in self.cell.settled and message.request_id not in self.cell.flights:
+            refuse_closed(self.cell, gateway_id, message.request_id)
+        else:
+            returns.retry(self.cell, message, now)
 
     def finished(self, gateway_id: str, finish: Finish, now: Now) -> None:
         settle.finished(self.cell, gateway_id, finish, now)
@@ -141,6 +149,8 @@ class Core:
         settle.sweep(self.cell, now)
         ladder_walk.walk(self.cell, now)
         dispatch.dispatch(self.cell, now)
+        preempt.make_room(self.cell, now)
+        lease.renew(self.cell, now)
 
     def reload(self, platform: Platform, now: Now) -> None:
         """Put a validated configuration into force and tell every gateway."""

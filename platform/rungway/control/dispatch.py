@@ -9,14 +9,15 @@ passed too, but nobody behind it gets one of these.
 from __future__ import annotations
 
 from rungway.control.cell import Cell, Now
+from rungway.control.claims import keeps_clear, standing
 from rungway.control.flight import Attempt, Flight
 from rungway.control.line import left_queue
 from rungway.control.pool import Pool
-from rungway.control.tenant_state import TenantState
+from rungway.control.shares import share_allows
 from rungway.messages import Granted
 from rungway.policies.fairness import Queued, Verdict
 from rungway.policies.placement import ReplicaView
-from rungway.types import Grant, Offer, Rejected
+from rungway.types import Grant, Rejected
 
 
 def dispatch(cell: Cell, now: Now) -> None:
@@ -41,6 +42,7 @@ class _Judge:
         self.pool = pool
         self.now = now
         self.view: ReplicaView | None = None
+        self.claims = standing(pool, now.mono_ns)
         self.kept: set[str] = set()  # replicas that somebody waits for who was passed
 
     def __call__(self, entry: Queued) -> Verdict:
@@ -50,11 +52,11 @@ class _Judge:
             return Verdict.SKIP
         if flight.state.at_concurrency():
             return Verdict.SKIP_TENANT
-        if not flight.retrying and not self._share_allows(flight):
+        if not flight.retrying and not share_allows(self.cell, self.pool, flight, self.now.mono_ns):
             return Verdict.SKIP_TENANT
-        self.view = self.pool.place(
-            flight, _sequences(flight.offer), flight.held_tokens, self.now.mono_ns, kept=self.kept
-        )
+        if self.claims and not keeps_clear(self.pool, self.claims, flight):
+            return Verdict.SKIP_TENANT
+        self.view = self.pool.place(flight, flight.sequences, flight.held_tokens, self.now.mono_ns, kept=self.kept)
         if self.view is not None:
             return Verdict.TAKE
         shard = self.pool.shard(flight)
@@ -62,41 +64,6 @@ class _Judge:
             return Verdict.STOP
         self.kept |= shard
         return Verdict.SKIP_TENANT
-
-    def _share_allows(self, flight: Flight) -> bool:
-        """The tenant's cap on tokens and sequence slots of the pool, and what other active tenants have reserved.
-
-        Caps hold while somebody else is active; a lone tenant may use the whole pool. One running sequence is always
-        allowed, or a small pool would lock everybody out.
-        """
-        state, pool = flight.state, self.pool.name
-        running = state.pool_running.get(pool, 0)
-        if not running:
-            return True
-        self.pool.crowd.look(self.cell.tenants.values(), self.now.mono_ns)
-        if self.pool.crowd.count < 2:
-            return True
-        share = state.contract.isolation.in_flight_share_max
-        slots = self.pool.in_flight()[1]
-        capacity = self.pool.capacity_tokens()
-        mine = state.pool_tokens.get(pool, 0) + flight.held_tokens
-        if mine > share * capacity or running + 1 > max(1, int(share * slots)):
-            return False
-        return self._reserves_allow(state, mine, flight.held_tokens, capacity)
-
-    def _reserves_allow(self, state: TenantState, mine: int, need: int, capacity: int) -> bool:
-        if mine <= state.contract.isolation.reserved_share * capacity:
-            return True
-        reserved = 0
-        for other in self.cell.reserving:
-            if other is not state and other.active(self.now.mono_ns):
-                held = other.pool_tokens.get(self.pool.name, 0)
-                reserved += max(0, int(other.contract.isolation.reserved_share * capacity) - held)
-        return self.pool.held_tokens + need <= capacity - reserved
-
-
-def _sequences(offer: Offer) -> int:
-    return max(1, offer.best_of)
 
 
 def _grant_on(cell: Cell, pool: Pool, flight: Flight, view: ReplicaView, now: Now) -> None:
@@ -106,8 +73,11 @@ def _grant_on(cell: Cell, pool: Pool, flight: Flight, view: ReplicaView, now: No
     number = flight.next_attempt
     flight.next_attempt += 1
     output = max(0, flight.held_tokens - offer.prompt_tokens)
-    attempt = Attempt(view.replica_id, _sequences(offer), flight.held_tokens, output)
+    attempt = Attempt(view.replica_id, flight.sequences, flight.held_tokens, output, flight.band)
+    attempt.granted_ns = now.mono_ns
+    attempt.charged = 0 if flight.begun else offer.prompt_tokens
     flight.attempts[number] = attempt
+    pool.claims.pop(flight.ask.request_id, None)
     pool.hold(attempt, flight.state)
     pool.pace.dispatched(
         flight.held_tokens,
@@ -148,6 +118,7 @@ def _grant(cell: Cell, flight: Flight, replica_id: str, attempt: int, now: Now) 
         queue_wait_ms=flight.first_wait_ms,
         granted_wall_ns=now.wall_ns,
         config_digest=cell.platform.digest,
+        evictions=flight.evictions,
     )
     flight.grant = grant
     if not (offer.degraded and first):

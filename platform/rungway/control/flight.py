@@ -15,11 +15,16 @@ from rungway.types import Ask, AttemptEnd, Finish, Grant, LedgerRow, Offer, Offe
 
 
 class Attempt:
-    """One try on one replica: the capacity it holds there and how it ended."""
+    """One try on one replica: the capacity it holds there and how it ended. `charged`: prompt tokens that the fair queue
+    charged for it; `band`: its class; `evicted_ns`: when the replica was told to stop it."""
 
     __slots__ = (
+        "band",
+        "charged",
         "emitted",
         "end",
+        "evicted_ns",
+        "granted_ns",
         "lost_ns",
         "output_reserved",
         "released",
@@ -29,11 +34,15 @@ class Attempt:
         "tokens",
     )
 
-    def __init__(self, replica_id: str, sequences: int, tokens: int, output_reserved: int) -> None:
+    def __init__(self, replica_id: str, sequences: int, tokens: int, output_reserved: int, band: int = 0) -> None:
         self.replica_id = replica_id
         self.sequences = sequences
         self.tokens = tokens
         self.output_reserved = output_reserved
+        self.band = band
+        self.charged = 0
+        self.granted_ns = 0
+        self.evicted_ns: int | None = None
         self.emitted = 0
         self.end: AttemptEnd | None = None
         self.teller = ""  # who sent the end, and waits for its acknowledgement
@@ -55,6 +64,7 @@ class Flight:
         "cause",
         "enqueued_ns",
         "entry",
+        "evictions",
         "finish",
         "finish_ns",
         "first_wait_ms",
@@ -94,6 +104,7 @@ class Flight:
         self.next_attempt = 1
         self.avoid: frozenset[str] = frozenset()
         self.retrying = False
+        self.evictions = 0
         self.running = False
         self.held_tokens = 0
         self.held_nusd = 0
@@ -104,6 +115,16 @@ class Flight:
     @property
     def band(self) -> int:
         return BANDS[self.ask.tenant_class]
+
+    @property
+    def begun(self) -> bool:
+        """Its client may have a part of the answer already: it goes on as it began, and before what is new."""
+        return self.retrying or self.evictions > 0
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of the offered answer."""
+        return 1 if self.offer is None else max(1, self.offer.best_of)
 
     def take_off(self) -> None:
         """Count as running for the tenant's concurrency."""
@@ -139,7 +160,8 @@ class Bill(NamedTuple):
 
 def bill(flight: Flight, price: Price) -> Bill:
     """A tenant pays its prompt once and every output token it could receive: all that the last attempt emitted, and of
-    earlier attempts what was delivered before they failed. The rest of their output is waste."""
+    earlier attempts what was delivered before they failed. The rest of their output is waste. What was cached for any of
+    them is billed as cached: nobody pays more because a request was moved."""
     prompt = cached = output = wasted = 0
     last = max(flight.attempts, default=0)
     delivered = flight.finish.delivered if flight.finish is not None else {}
@@ -151,7 +173,7 @@ def bill(flight: Flight, price: Price) -> Bill:
         output += paid
         wasted += emitted - paid
         if usage is not None and (paid or number == last) and usage.prompt_tokens:
-            prompt, cached = usage.prompt_tokens, usage.cached_tokens
+            prompt, cached = usage.prompt_tokens, max(cached, usage.cached_tokens)
     if output and not prompt and flight.offer is not None:
         prompt = flight.offer.prompt_tokens
     if not output and _engine_failed(flight):
@@ -242,5 +264,6 @@ def decision(flight: Flight, thresholds: object) -> str:
             "reason": grant.reason if grant is not None else "",
             "config": grant.config_digest if grant is not None else "",
             "queue_wait_ms": grant.queue_wait_ms if grant is not None else None,
+            "evictions": flight.evictions or None,
         }
     ).decode()

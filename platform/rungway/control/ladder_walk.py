@@ -49,7 +49,7 @@ def reoffer(cell: Cell, pool: Pool, now: Now) -> None:
     waiting = [entry.payload for entry in pool.queue.entries()]
     for flight in waiting:
         assert isinstance(flight, Flight)
-        if not flight.retrying and flight.gateway_lost_ns is None:
+        if not flight.begun and flight.gateway_lost_ns is None:
             readmit(cell, flight, now)
 
 

@@ -46,7 +46,8 @@ def give_back(flight: Flight, now: Now) -> None:
 
 
 def enqueue(cell: Cell, flight: Flight, now: Now) -> None:
-    """Take a place: band by class, weighted VTC over tenants, earliest deadline first inside the tenant."""
+    """Take a place: band by class, weighted VTC over tenants, earliest deadline first inside the tenant. What has begun
+    goes before all that has not, at no charge: its prompt was charged already."""
     ask, state, pool = flight.ask, flight.state, cell.pools[flight.pool]
     assert flight.offer is not None
     deadline = NEVER_NS
@@ -60,8 +61,8 @@ def enqueue(cell: Cell, flight: Flight, now: Now) -> None:
         tenant=ask.tenant,
         band=flight.band,
         weight=state.contract.weight,
-        cost=0.0 if flight.retrying else float(flight.offer.prompt_tokens),
-        deadline_ns=0 if flight.retrying else deadline,
+        cost=0.0 if flight.begun else float(flight.offer.prompt_tokens),
+        deadline_ns=flight.submitted_ns - NEVER_NS if flight.begun else deadline,
         enqueued_ns=flight.enqueued_ns,
         payload=flight,
     )

@@ -63,6 +63,9 @@ def write_orphan(cell: Cell, orphans: list[Orphan], now: Now) -> None:
         cell.effects.held.append((stray.teller, FinishAck([last.request_id])))
     state = cell.tenants.get(last.billing.tenant)
     if state is not None:
+        # Nobody in this process took its tokens: who granted it is gone, or was a gateway with a lease.
+        state.requests.take(1, now.mono_ns)
+        state.tokens.take(last.usage.prompt_tokens + output, now.mono_ns)
         state.budget.settle(0, cost, now.wall_ns)
     cell.remember(last.request_id, {end.attempt: end.usage.output_tokens for end in ends})
 

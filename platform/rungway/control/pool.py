@@ -24,7 +24,9 @@ from rungway.policies.ladder import LadderState
 from rungway.policies.offers import TierView
 from rungway.policies.placement import ReplicaView, choose
 from rungway.policies.prefixes import HeldPrefixes
+from rungway.policies.reclaim import Claim
 from rungway.policies.shard import shard_of
+from rungway.policies.versions import pick_version
 
 SIDES = ("over", "within")
 Scope = tuple[str, str]  # (tenant class, side)
@@ -39,7 +41,10 @@ class Pool:
     `queued_tokens` are the sums over all tenants of what their states say of this pool."""
 
     __slots__ = (
+        "band_sequences",
+        "band_tokens",
         "breakers",
+        "claims",
         "crowd",
         "ever_ready",
         "held_tokens",
@@ -68,6 +73,9 @@ class Pool:
         self.crowd = Crowd()
         self.held_tokens = self.queued_tokens = 0
         self.queued_bands = [0 for _ in CLASS_ORDER]
+        self.band_sequences = [0 for _ in CLASS_ORDER]  # granted
+        self.band_tokens = [0 for _ in CLASS_ORDER]
+        self.claims: dict[str, Claim] = {}  # by the request that waits
         self.views: dict[str, ReplicaView] = {}
         self.stats: dict[str, EngineStats] = {}
         self.prefixes: dict[str, HeldPrefixes] = {}
@@ -163,6 +171,13 @@ class Pool:
             factor=self.spec.in_flight_factor,
         )
 
+    def candidates(self, flight: Flight, now_ns: int) -> list[ReplicaView]:
+        """The replicas that could serve it if they had room."""
+        assert flight.offer is not None
+        shard, version = self.shard(flight), flight.offer.version
+        views = [v for v in self.ready(now_ns) if v.version == version and not v.breaker_open]
+        return [v for v in views if v.replica_id not in flight.avoid and (shard is None or v.replica_id in shard)]
+
     def hold(self, attempt: Attempt, state: TenantState) -> None:
         view = self.views.get(attempt.replica_id)
         if view is not None:
@@ -170,6 +185,8 @@ class Pool:
             view.tokens += attempt.tokens
         state.pool_tokens[self.name] = state.pool_tokens.get(self.name, 0) + attempt.tokens
         self.held_tokens += attempt.tokens
+        self.band_sequences[attempt.band] += attempt.sequences
+        self.band_tokens[attempt.band] += attempt.tokens
         state.pool_running[self.name] = state.pool_running.get(self.name, 0) + attempt.sequences
 
     def release(self, attempt: Attempt, state: TenantState) -> None:
@@ -184,6 +201,8 @@ class Pool:
         held = state.pool_tokens.get(self.name, 0)
         left = state.pool_tokens[self.name] = max(0, held - attempt.tokens)
         self.held_tokens -= held - left
+        self.band_sequences[attempt.band] -= attempt.sequences
+        self.band_tokens[attempt.band] -= attempt.tokens
         state.pool_running[self.name] = max(0, state.pool_running.get(self.name, 0) - attempt.sequences)
 
     def wait(self, tokens: int, state: TenantState, band: int) -> None:
@@ -230,14 +249,7 @@ class Pool:
 
     def pick_version(self, key: int) -> Version:
         """Weighted choice among the tier's versions by a stable key, so that a session keeps its version."""
-        versions = [v for v in self.tier.versions if v.weight > 0]
-        total = sum(v.weight for v in versions)
-        point = (key % 10_000) / 10_000 * total
-        for version in versions:
-            point -= version.weight
-            if point < 0:
-                return version
-        return versions[-1]
+        return pick_version(self.tier.versions, key)
 
     def retry_after_s(self, now_ns: int) -> int:
         """Seconds in which what waits here now will probably have been dispatched."""

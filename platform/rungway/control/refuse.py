@@ -59,6 +59,20 @@ def refuse_again(cell: Cell, ask: Ask) -> None:
     cell.effects.sends.append((ask.gateway_id, Refused(refusal)))
 
 
+def refuse_closed(cell: Cell, gateway_id: str, request_id: str) -> None:
+    """A further try of a request whose row was written while its gateway was away: its engine had reported, and nobody
+    claimed it in time."""
+    refusal = Refusal(
+        request_id=request_id,
+        code=Code.REPLICA_LOST,
+        message="The replica failed while the gateway was cut off from the controller.",
+        retry_after_s=1,
+        rate=RateInfo(),
+        reason=Code.REPLICA_LOST,
+    )
+    cell.effects.sends.append((gateway_id, Refused(refusal)))
+
+
 def refuse_retry(cell: Cell, flight: Flight, now: Now) -> None:
     """Tell the gateway that there will be no further try. The flight stays until its Finish settles it."""
     refusal = Refusal(

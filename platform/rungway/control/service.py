@@ -84,7 +84,7 @@ class ControllerService:
             Report: lambda peer, m, now: self.core.report(m, now),
             AttemptEnded: lambda peer, m, now: self.core.attempt_ended(peer, m.end, now),
             Withdraw: lambda peer, m, now: self.core.withdraw(m.request_id, m.outcome, now),
-            Retry: lambda peer, m, now: self.core.retry(m, now),
+            Retry: lambda peer, m, now: self.core.retry(peer, m, now),
             GatewayHello: lambda peer, m, now: self.core.gateway_hello(peer, m.flights, now),
             ReplicaHello: lambda peer, m, now: self.core.replica_hello(m.info, now),
             Counts: lambda peer, m, now: self.metrics.increments(m.increments),
@@ -158,6 +158,9 @@ class ControllerService:
             self._send(peer, message)
         for row in effects.rows:
             self.metrics.row(row)
+        for entry in effects.audit:
+            if entry.kind == "eviction":
+                self.metrics.count("evictions", (entry.tenant,))
         if effects.durable():
             try:
                 ticket = self.writer.put(

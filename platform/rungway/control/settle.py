@@ -81,11 +81,12 @@ def attempt_ended(cell: Cell, replica_id: str, end: AttemptEnd, now: Now) -> Non
     pool = cell.pools[flight.pool]
     pool.release(attempt, flight.state)
     usage = end.usage
-    owed = 2.0 * (usage.output_tokens - attempt.emitted) - usage.cached_tokens
+    owed = 2.0 * (usage.output_tokens - attempt.emitted) - min(usage.cached_tokens, attempt.charged)
     attempt.emitted = max(attempt.emitted, usage.output_tokens)
     pool.queue.charge(end.billing.tenant, flight.band, owed)
     if end.finish in ("stop", "length"):
-        cell.predictor.observe(end.billing.tenant, flight.pool, usage.output_tokens // max(1, attempt.sequences))
+        whole = sum(each.emitted for each in flight.attempts.values())
+        cell.predictor.observe(end.billing.tenant, flight.pool, whole // max(1, attempt.sequences))
         breaker = pool.breakers.get(replica_id)
         if breaker is not None:
             breaker.record(True, now.mono_ns)
@@ -236,7 +237,9 @@ def _expire(cell: Cell, flight: Flight, now: Now) -> None:
     entry = flight.entry
     assert entry is not None
     waited_ns = now.mono_ns - flight.enqueued_ns
-    late = not flight.retrying and now.mono_ns > entry.deadline_ns
+    if flight.evictions and not flight.retrying:
+        return  # stopped by us, not by a failure: it goes on as soon as there is room, and only its client's time ends it
+    late = not flight.begun and now.mono_ns > entry.deadline_ns
     if not late and waited_ns <= cell.platform.controller.queue_timeout_s * NS_PER_S:
         return
     pool = cell.pools[flight.pool]

@@ -21,7 +21,7 @@ from rungway.outcomes import Code
 JSON = b"application/json"
 NAME_CHARS_MAX = 100
 LOG_ROWS_MAX = 500
-KINDS = ("downgrade", "refusal", "rung", "override", "reload", "rollout")
+KINDS = ("downgrade", "refusal", "eviction", "rung", "override", "reload", "rollout")
 
 
 class Range(NamedTuple):

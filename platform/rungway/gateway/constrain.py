@@ -53,6 +53,8 @@ def demand_of(body: ChatBody | CompletionBody) -> Demand:
         return _FREE
     if given.constraint is not None and body.ignore_eos:
         raise bad("ignore_eos", f"'ignore_eos' cannot go with '{given.param}', which sets the end of the answer")
+    if given.constraint is not None and body.min_tokens:
+        raise bad("min_tokens", f"'min_tokens' cannot go with '{given.param}', which sets the end of the answer")
     return given
 
 

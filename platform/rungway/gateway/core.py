@@ -1,7 +1,7 @@
 """The gateway's state: channels to controller and replicas, requests in flight, what still has to be acknowledged.
 
-A controller that goes away is not an event for streams in flight; new requests wait for it (`controller_wait_s`). On
-every (re)connect GatewayHello names all flights, so that a controller without memory can rebuild its books.
+A controller that goes away is not an event for streams in flight; new requests are admitted from the lease
+(`lease.py`) or wait for it (`controller_wait_s`). On every (re)connect GatewayHello names all flights, so that a controller without memory can rebuild its books.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rungway.gateway.constrain import Checks
 from rungway.gateway.faults import Fault
 from rungway.gateway.flight import Flight
 from rungway.gateway.idempotency import Idempotency
+from rungway.gateway.lease import Leases
 from rungway.gateway.links import Links
 from rungway.gateway.prompts import Lexer, Tokenizers
 from rungway.gateway.uplink import Uplink
@@ -31,6 +32,7 @@ from rungway.messages import (
     Finished,
     GatewayHello,
     Granted,
+    Leased,
     Message,
     Peers,
     Refused,
@@ -40,6 +42,7 @@ from rungway.messages import (
 )
 from rungway.messages import Flight as WireFlight
 from rungway.outcomes import Code, Outcome
+from rungway.policies.quality import load_default
 from rungway.types import Finish, Grant
 
 SWEEP_S = 0.05
@@ -73,12 +76,14 @@ class Gateway:
         self.stopping = False
         self._channel = channel
         self._spec = GatewaySpec()
-        self._uplink = Uplink(gateway_id, resolve_controller, channel, self._on_message, self._on_up)
+        self._uplink = Uplink(gateway_id, resolve_controller, channel, self._on_message, self._on_up, self._on_lost)
         # What others need of the channel to the controller, under this roof.
         self.tell = self._uplink.tell
         self.count = self._uplink.count
         self.query = self._uplink.query
         self._links = Links(gateway_id, channel, self._on_deltas, self._on_replica_lost)
+        self._leases = Leases(load_default(), self._links.reachable, self._on_lease)
+        self.admitting = self._leases.admitting
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -135,16 +140,19 @@ class Gateway:
     # --- for the request path
 
     def submit(self, flight: Flight) -> None:
-        """Hand an Ask to the controller. Raises RequestError `overloaded` when this gateway is full."""
+        """Hand an Ask to the controller, or, while it is away, to the lease. Raises RequestError `overloaded` when this
+        gateway is full."""
         if len(self.flights) >= self._spec.flights_max:
             raise RequestError(Code.OVERLOADED, "this gateway has no room for another request", retry_after_s=1)
         self.flights[flight.ask.request_id] = flight
-        self.tell(Submit(flight.ask))
+        if not self.tell(Submit(flight.ask)) and self.catalogue is not None:
+            self._leases.submit(flight, self.catalogue.platform)
 
     def settle(self, flight: Flight, cache: str) -> None:
         """The end of a flight that was submitted; its Finish is kept until the controller has it."""
         if self.flights.pop(flight.ask.request_id, None) is None:
             return
+        self._leases.ended(flight.ask.request_id, None if self.catalogue is None else self.catalogue.platform)
         message = flight.settlement(monotonic_ns(), cache)
         if isinstance(message, Finished):
             self._uplink.settle(message.finish)
@@ -180,6 +188,8 @@ class Gateway:
             flight = self.flights.get(message.refusal.request_id)
             if flight is not None:
                 flight.on_refusal(message.refusal)
+        elif isinstance(message, Leased):
+            self._leases.receive(message.lease)
         elif isinstance(message, Peers):
             self._links.update(message.replicas)
             self._load_due.set()
@@ -208,13 +218,23 @@ class Gateway:
     def _on_up(self) -> None:
         now_ns = monotonic_ns()
         flights = list(self.flights.values())
-        self.tell(
-            GatewayHello(self.gateway_id, [_wire(flight, now_ns) for flight in flights if flight.refusal is None])
-        )
+        wires = [_wire(flight, now_ns) for flight in flights if flight.refusal is None]
+        self.tell(GatewayHello(self.gateway_id, self._leases.hello(wires, self._owes)))
         for flight in flights:
             retry: Retry | None = flight.pending_retry()
             if retry is not None:
                 self.tell(retry)
+
+    def _on_lease(self, grant: Grant) -> None:
+        self.count("leased_total", (self.flights[grant.request_id].ask.tenant,))
+        self._on_grant(grant)
+
+    def _on_lost(self) -> None:
+        self._leases.lost(self.flights.values())
+
+    def _owes(self, request_id: str) -> bool:
+        """Whether the controller still has to hear of it."""
+        return request_id in self.flights or self._uplink.owes(request_id)
 
     # --- from the replicas
 
@@ -248,6 +268,7 @@ class Gateway:
                 counts_ns = now_ns
                 self._uplink.flush_counts()
                 self._uplink.resend(now_ns, int(RESEND_S * NS_PER_S))
+                self._leases.forget(self._owes)
                 self.idempotency.expire(now_ns)
 
     async def _load(self) -> None:

@@ -48,8 +48,6 @@ BROKEN: dict[Broken, Meaning] = {
     Broken.EVICTED: (Outcome.EVICTED, Code.EVICTED, "the request gave way to more urgent work", 1),
     Broken.CONSTRAINT: (Outcome.ERROR, Code.INVALID_SCHEMA, "the model cannot answer under this constraint", None),
 }
-# What Retry.why may say; an eviction is no fault of its replica.
-WHY = {Broken.EVICTED: Broken.REPLICA_LOST}
 ERRORS = {
     "draining": Broken.REPLICA_LOST,
     "engine_failed": Broken.REPLICA_LOST,

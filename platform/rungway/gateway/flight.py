@@ -14,7 +14,7 @@ from rungway.contracts import GatewaySpec
 from rungway.engine.protocol import Delta
 from rungway.errors import RequestError
 from rungway.gateway.call import ClientGone
-from rungway.gateway.faults import BROKEN, FAULTS, FINAL, WHY, Broken, Fault, Meaning
+from rungway.gateway.faults import BROKEN, FAULTS, FINAL, Broken, Fault, Meaning
 from rungway.gateway.port import Port
 from rungway.gateway.progress import Progress
 from rungway.gateway.prompts import Lexer
@@ -52,7 +52,7 @@ class Flight:
         self.fault: Fault | None = None
         self.fault_ns = 0
         self.was_cut = False
-        self.changed_ns = received_ns
+        self.received_ns = self.changed_ns = received_ns
         limits = [received_ns + int(spec.request_timeout_s * NS_PER_S)]
         if reading.ask.deadline_ms is not None:
             limits.append(received_ns + int(reading.ask.deadline_ms * NS_PER_MS))
@@ -231,7 +231,9 @@ class Flight:
 
     async def _retry(self, broken: Broken) -> None:
         final = broken in FINAL or self.ask.action is Action.NON_IDEMPOTENT_WRITE
-        if final or self._tries > self._spec.retries_max:
+        if broken is Broken.EVICTED:
+            self._tries -= 1  # the engine stopped in good order: the answer goes on, whatever the action
+        elif final or self._tries > self._spec.retries_max:
             raise self._failed(BROKEN[broken])
         await self._close_attempt()
         if self.fault is not None:
@@ -242,8 +244,8 @@ class Flight:
 
     def _retry_message(self, broken: Broken) -> Retry:
         assert self.grant is not None, "retries follow a grant"
-        grant, why = self.grant, WHY.get(broken, broken)
-        return Retry(self.ask.request_id, grant.attempt, grant.replica_id, why, self.progress.tokens)
+        grant = self.grant
+        return Retry(self.ask.request_id, grant.attempt, grant.replica_id, broken, self.progress.tokens)
 
     async def _close_attempt(self) -> None:
         """The old try ends before the next begins: cancel it and wait, within a bound, for its last delta."""

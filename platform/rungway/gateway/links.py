@@ -92,6 +92,10 @@ class Links:
         """Tiers with at least one replica that can be reached now."""
         return {link.info.tier for link in self._links.values() if link.client.connected}
 
+    def reachable(self) -> set[str]:
+        """Replicas whose channel is up."""
+        return {replica_id for replica_id, link in self._links.items() if link.client.connected}
+
     async def stop(self) -> None:
         for replica_id in list(self._links):
             self._drop(replica_id)

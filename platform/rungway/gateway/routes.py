@@ -17,6 +17,7 @@ from rungway.gateway.call import Call
 from rungway.gateway.catalogue import Catalogue
 from rungway.gateway.identify import Caller
 from rungway.gateway.schema import bad, shown
+from rungway.observe.metrics import GAUGES
 from rungway.outcomes import Code
 
 ADMIN_READS = {
@@ -31,6 +32,7 @@ ADMIN_READS = {
     "live": "live",
 }
 NOT_AVAILABLE = ("embeddings", "responses", "feedback", "sessions", "tasks")
+DEGRADED = "rungway_quota_degraded"
 QUERY_CHARS_MAX = 4096
 COMMAND_BYTES_MAX = 65_536
 _LADDER_FIELDS = ("pool", "tenant_class", "rung", "ttl_s", "why")
@@ -49,7 +51,14 @@ async def readyz(call: Call, _: str) -> None:
 
 
 async def metrics(call: Call, _: str) -> None:
-    """Prometheus text, without a key: the listener is loopback by default."""
+    """Prometheus text, without a key: the listener is loopback by default. While the controller is away and its lease is
+    in use there is one series, this gateway's own."""
+    if call.gateway.admitting():
+        text = f"# HELP {DEGRADED} {GAUGES['quota_degraded'][0]}\n# TYPE {DEGRADED} gauge\n{DEGRADED} 1\n".encode()
+        headers = json_headers(call.facts, len(text))
+        headers[0] = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+        await call.respond(200, headers, text)
+        return
     await _query(call, "metrics", {}, "", admin=True)
 
 

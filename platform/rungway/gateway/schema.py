@@ -65,6 +65,12 @@ class Options(Struct, kw_only=True, forbid_unknown_fields=True):
     n: int | None = None
     best_of: int | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    skip_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     # harmless: no effect on the answer, never stored, never a label

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Uplink:
-    """`on_up` runs first at every new session (its place to send the hello); settlements follow. `lost_ns` is since when
+    """`on_up` runs first at every new session (its place to send the hello); settlements follow. `on_lost`: it ended. `lost_ns` is since when
     the controller is away (monotonic), None while it is there."""
 
     def __init__(
@@ -36,11 +36,13 @@ class Uplink:
         spec: ChannelSpec,
         on_message: Callable[[Message], None],
         on_up: Callable[[], None],
+        on_lost: Callable[[], None],
     ) -> None:
         self.lost_ns: int | None = monotonic_ns()
         self.unacked_max = 40_000
         self._on_message = on_message
         self._on_up = on_up
+        self._on_lost = on_lost
         self._client = Client(name, resolve, spec, ToGateway, self._message, self._up, self._down)
         self._unacked: dict[str, tuple[Finish, int]] = {}
         self._counts: dict[tuple[str, tuple[str, ...]], float] = {}
@@ -132,6 +134,7 @@ class Uplink:
     def _down(self) -> None:
         self.lost_ns = monotonic_ns()
         _log.warning("channel to the controller lost")
+        self._on_lost()
         for future in self._queries.values():
             if not future.done():
                 future.set_exception(RequestError(Code.STARTING, "the controller was lost", retry_after_s=1))

@@ -7,6 +7,7 @@ import msgspec
 from rungway.engine.protocol import Work
 from rungway.gateway.prompts import Lexer
 from rungway.gateway.read import Reading
+from rungway.gateway.sampling import bad_words
 from rungway.messages import Start
 from rungway.types import Grant, billing_of
 
@@ -19,12 +20,18 @@ def start_message(reading: Reading, grant: Grant, lexer: Lexer, max_tokens: int,
         prompt = reading.prompt.whole(lexer)
     else:
         prompt = reading.prompt.trimmed(lexer, offer.context_limit)
+    words = () if lexer.by_text else bad_words(reading.body.bad_words, lexer.tokenizer)
     work = Work(
         request_id=ask.request_id,
         attempt=grant.attempt,
         prompt_ids=prompt.ids,
         prompt_text=prompt.text if lexer.by_text else "",
-        sampling=msgspec.structs.replace(reading.sampling, max_tokens=max_tokens),
+        sampling=msgspec.structs.replace(
+            reading.sampling,
+            max_tokens=max_tokens,
+            min_tokens=min(reading.sampling.min_tokens, max_tokens),
+            bad_words=words,
+        ),
         sequences=len(resume),
         resume=resume if any(resume) else [],
         share=ask.tenant,

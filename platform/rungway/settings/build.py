@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -31,7 +32,7 @@ def build_platform(
         tenants_dir=str((base / Path(shape.tenants_dir).expanduser()).resolve()),
         database=shape.database,
         gateway=contracts.GatewaySpec(**shape.gateway.model_dump()),
-        controller=contracts.ControllerSpec(**shape.controller.model_dump()),
+        controller=_controller(shape.controller.model_dump()),
         channel=contracts.ChannelSpec(**shape.channel.model_dump()),
         tiers=build_tiers(shape.tiers, base),
         models=build_models(shape),
@@ -40,6 +41,11 @@ def build_platform(
         demo_keys=shape.demo_keys,
     )
     return msgspec.structs.replace(platform, digest=rungway_digest(platform))
+
+
+def _controller(values: dict[str, Any]) -> contracts.ControllerSpec:
+    """`values`: the section as plain data; its parts become what contracts hold."""
+    return msgspec.convert(values, contracts.ControllerSpec)
 
 
 def build_tiers(tiers: Mapping[str, Tier], base: Path) -> tuple[contracts.Tier, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from rungway.contracts import NUSD_PER_USD, ApiKey, LadderSpec, Platform, Tenant, Tier, Version
+from rungway.contracts import NUSD_PER_USD, ApiKey, ControllerSpec, LadderSpec, Platform, Tenant, Tier, Version
 
 # Where a cell runs is not what it decides: the same files give the same digest on every machine.
 _PLACE = ("listen", "state_dir", "tenants_dir", "database", "digest")
@@ -29,7 +29,7 @@ def effective(platform: Platform) -> dict[str, Any]:
         "state_dir": platform.state_dir,
         "database": re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", platform.database),
         "gateway": msgspec.to_builtins(platform.gateway),
-        "controller": msgspec.to_builtins(platform.controller),
+        "controller": _controller(platform.controller),
         "channel": msgspec.to_builtins(platform.channel),
         "tiers": {tier.name: _tier(tier) for tier in platform.tiers},
         "models": {model.name: {"tiers": list(model.tiers)} for model in platform.models},
@@ -67,6 +67,13 @@ def _usd(nusd: int | None) -> float | str:
 
 def _limit(value: int | None) -> int | str:
     return "unlimited" if value is None else value
+
+
+def _controller(spec: ControllerSpec) -> dict[str, Any]:
+    values: dict[str, Any] = msgspec.to_builtins(spec)
+    values["preempt"]["at"] = values["preempt"]["at"] or "never"
+    values["shed"]["target_factor"] = values["shed"]["target_factor"] or "never"
+    return values
 
 
 def _tier(tier: Tier) -> dict[str, Any]:
@@ -111,7 +118,11 @@ def _tenant(tenant: Tenant) -> dict[str, Any]:
         "models": list(tenant.models),
         "value_usd": {name: _usd(value) for name, value in tenant.value_nusd.items()},
         "quotas": quotas,
-        "isolation": {**isolation, "shard_replicas": isolation["shard_replicas"] or "all"},
+        "isolation": {
+            **isolation,
+            "shard_replicas": isolation["shard_replicas"] or "all",
+            "reclaim_s": isolation["reclaim_s"] or "never",
+        },
         "budget": {"usd": _usd(tenant.budget.nusd), **budget},
         "slo": msgspec.to_builtins(tenant.slo),
         "ladder": msgspec.to_builtins(tenant.ladder),

@@ -99,7 +99,7 @@ def _default(field: FieldInfo, rule: Rule) -> str:
         return "required"
     value = field.get_default(call_default_factory=True)
     if value is None:
-        words = [word for word in ("unlimited", "all", "auto") if f"`{word}`" in rule.allowed]
+        words = [word for word in ("unlimited", "all", "auto", "never") if f"`{word}`" in rule.allowed]
         return f"`{words[0]}`" if words else "none"
     if value in ("", (), {}):
         return "none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -14,6 +15,7 @@ from rungway.settings.section import Section, refuse
 _GATEWAY = contracts.GatewaySpec()
 _CONTROLLER = contracts.ControllerSpec()
 _CHANNEL = contracts.ChannelSpec()
+_LEASE = _CONTROLLER.lease
 
 
 class Gateway(Section):
@@ -67,6 +69,91 @@ class ClassShares(Section):
         return self
 
 
+class Preempt(Section):
+    at: Annotated[float | None, rules.number(0, above=True, words=("never",))] = Field(
+        default=_CONTROLLER.preempt.at,
+        description="Part of its first-token target that a request waits before lower classes give way to it.",
+    )
+    evictions_max: CountOrZero = Field(
+        default=_CONTROLLER.preempt.evictions_max,
+        description="How often one request is stopped and resumed at most. 0 = nothing that runs is ever stopped.",
+    )
+    rest_s: Positive = Field(
+        default=_CONTROLLER.preempt.rest_s, description="A resumed request is left alone for so long."
+    )
+    claim_s: Positive = Field(
+        default=_CONTROLLER.preempt.claim_s,
+        description="A freed place is kept for so long for the request that it was freed for.",
+    )
+
+
+_SHED = _CONTROLLER.shed
+
+
+class _Ramp(Section):
+    begin: Positive
+    full: Positive
+
+    @model_validator(mode="after")
+    def _order(self) -> _Ramp:
+        if self.begin >= self.full:
+            raise refuse("full", "is not more than begin")
+        return self
+
+
+class ShedInteractive(_Ramp):
+    begin: Positive = Field(default=_SHED.interactive.begin, description="Up to this load nobody is turned away.")
+    full: Positive = Field(default=_SHED.interactive.full, description="From this load on everybody is.")
+
+
+class ShedStandard(_Ramp):
+    begin: Positive = Field(default=_SHED.standard.begin, description="The same for class standard.")
+    full: Positive = Field(default=_SHED.standard.full, description="The same for class standard.")
+
+
+class ShedBatch(_Ramp):
+    begin: Positive = Field(default=_SHED.batch.begin, description="The same for class batch.")
+    full: Positive = Field(default=_SHED.batch.full, description="The same for class batch.")
+
+
+class Shed(Section):
+    target_factor: Annotated[float | None, rules.number(0, above=True, words=("never",))] = Field(
+        default=_SHED.target_factor,
+        description="A request without a deadline is turned away when it waits, or would, for longer than so many "
+        "first-token targets of its tenant.",
+    )
+    interactive: ShedInteractive = Field(
+        default_factory=ShedInteractive,
+        description="Load, in first-token targets of expected wait, between which tenants over their share are turned "
+        "away more and more often; the others only beyond it.",
+    )
+    standard: ShedStandard = Field(default_factory=ShedStandard, description="The same for class standard.")
+    batch: ShedBatch = Field(default_factory=ShedBatch, description="The same for class batch.")
+
+    @model_validator(mode="after")
+    def _lower_first(self) -> Shed:
+        ramps = (self.interactive, self.standard, self.batch)
+        for higher, lower in pairwise(ramps):
+            if lower.begin > higher.begin or lower.full > higher.full:
+                raise refuse("", "a lower class has to be turned away at no higher load than a higher class")
+        return self
+
+
+class Lease(Section):
+    ttl_s: Positive = Field(default=_LEASE.ttl_s, description="How long a gateway may admit without the controller.")
+    share: Share = Field(
+        default=_LEASE.share, description="Part of unused quotas and free places that all gateways hold; 0 = no leases."
+    )
+    slots_max: Count = Field(
+        default=_LEASE.slots_max, description="Places on one replica that one lease gives at most."
+    )
+    tokens_max: Count = Field(default=_LEASE.tokens_max, description="Tokens of a tenant in one lease at most.")
+    requests_max: Count = Field(default=_LEASE.requests_max, description="Requests of a tenant in one lease at most.")
+    waiting_max: Count = Field(
+        default=_LEASE.waiting_max, description="Requests of one gateway that wait for a place of its lease at most."
+    )
+
+
 class Controller(Section):
     class_shares: ClassShares = Field(default_factory=ClassShares, description="Least shares of dispatch per class.")
     queue_timeout_s: Positive = Field(default=_CONTROLLER.queue_timeout_s, description="Longest wait in the queue.")
@@ -97,6 +184,9 @@ class Controller(Section):
     tick_ms: Positive = Field(
         default=_CONTROLLER.tick_ms, description="Longest pause between looks at queue and ladder, ms."
     )
+    preempt: Preempt = Field(default_factory=Preempt, description="When running work gives way to other work.")
+    shed: Shed = Field(default_factory=Shed, description="Who is turned away when the queue grows.")
+    lease: Lease = Field(default_factory=Lease, description="What gateways may admit while the controller is away.")
 
 
 class Channel(Section):

@@ -47,6 +47,11 @@ class Isolation(Section):
         default=_ISOLATION.shard_replicas,
         description="Replicas of each pool that the tenant uses, chosen by hash (shuffle sharding).",
     )
+    reclaim_s: Annotated[float | None, rules.number(0, above=True, words=("never",))] = Field(
+        default=_ISOLATION.reclaim_s,
+        description="Within this time the tenant gets its reserved_share back from those who use it meanwhile, by "
+        "stopping their newest work if need be.",
+    )
 
     @model_validator(mode="after")
     def _reserved_within_cap(self) -> Isolation:

@@ -61,6 +61,10 @@ class Fake(Section):
         default=_FAKE.prefix_cache,
         description="Whether prompts that begin alike share blocks and prefill time, as in the native engine; a word is a token.",
     )
+    shared_steps: rules.Flag = Field(
+        default=_FAKE.shared_steps,
+        description="Whether all sequences share steps of `max_num_batched_tokens`, as in the native engine: prompts are computed in chunks, and a long one slows its neighbours.",
+    )
 
 
 class Speculative(Section):

@@ -116,7 +116,7 @@ class SimController:
             case Withdraw():
                 core.withdraw(message.request_id, message.outcome, now)
             case Retry():
-                core.retry(message, now)
+                core.retry(peer, message, now)
             case GatewayHello():
                 core.gateway_hello(peer, message.flights, now)
             case ReplicaHello():

@@ -20,6 +20,8 @@ class FaultKind(StrEnum):
     REPLICA = "replica"  # SIGKILL of a replica; a successor on its node reads the token log
     GATEWAY = "gateway"  # SIGKILL of a gateway; its clients are cut off
     CONTROLLER = "controller"  # SIGKILL of the controller; the new one has the ledger and the hellos
+    AWAY = "away"  # the same for longer than a channel needs to notice: gateways admit from their leases
+    PARTITION = "partition"  # the controller lives, but every gateway is cut off from it for as long
     CLOCK = "clock"  # the wall clock steps by up to five minutes, back or forth
     SLOW = "slow"  # a replica's steps take up to 50 times as long for a while
 
@@ -83,6 +85,14 @@ def _controller(world: World, rng: Random) -> None:
     world.crash_controller(rng.choice((0.1, 1.0, 6.0)))
 
 
+def _away(world: World, rng: Random) -> None:
+    world.crash_controller(rng.choice((4.0, 8.0, 15.0)))
+
+
+def _partition(world: World, rng: Random) -> None:
+    world.partition_controller(rng.choice((2.0, 5.0, 14.0)))
+
+
 def _clock(world: World, rng: Random) -> None:
     world.step_clock(rng.uniform(-300.0, 300.0))
 
@@ -97,6 +107,8 @@ APPLY: dict[FaultKind, Callable[[World, Random], None]] = {
     FaultKind.REPLICA: _replica,
     FaultKind.GATEWAY: _gateway,
     FaultKind.CONTROLLER: _controller,
+    FaultKind.AWAY: _away,
+    FaultKind.PARTITION: _partition,
     FaultKind.CLOCK: _clock,
     FaultKind.SLOW: _slow,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from rungway.clock import NS_PER_MS
-from rungway.gateway.faults import WHY, Broken
+from rungway.gateway.faults import Broken, Fault
 from rungway.messages import Flight as WireFlight
 from rungway.messages import Retry
 from rungway.outcomes import Code, Outcome
@@ -26,6 +26,7 @@ class Flight:
         "code",
         "delivered",
         "emitted",
+        "evicted",
         "first_grant",
         "first_ns",
         "grant",
@@ -48,7 +49,7 @@ class Flight:
         self.refusal: Refusal | None = None
         self.broken: Broken | None = None
         self.over = True
-        self.attempts = 0
+        self.attempts = self.evicted = 0
         self.delivered: dict[int, int] = {}
         self.emitted = 0  # of attempts before the present one
         self.target = 0
@@ -59,6 +60,11 @@ class Flight:
     def tokens(self) -> int:
         """Output that the client has."""
         return sum(self.delivered.values())
+
+    @property
+    def failed(self) -> int:
+        """Tries that were not stopped for others."""
+        return self.attempts - self.evicted
 
     def begin(self, grant: Grant) -> Job:
         """A new attempt; what it has to do."""
@@ -80,10 +86,14 @@ class Flight:
             blocks=self.arrival.blocks,
         )
 
+    def limit_fault(self, timeout_s: float) -> Fault:
+        """What its `limit_ns` was: the client's deadline, or the gateway's own time limit."""
+        deadline = self.ask.deadline_ms
+        return Fault.DEADLINE if deadline is not None and deadline < timeout_s * 1000.0 else Fault.TIMEOUT
+
     def retry_message(self) -> Retry:
         assert self.grant is not None and self.broken is not None
-        why = WHY.get(self.broken, self.broken)
-        return Retry(self.ask.request_id, self.grant.attempt, self.grant.replica_id, why, self.tokens)
+        return Retry(self.ask.request_id, self.grant.attempt, self.grant.replica_id, self.broken, self.tokens)
 
     def finish(self, outcome: Outcome, now_ns: int) -> Finish:
         gaps = max(1, self.tokens - 1)

@@ -7,20 +7,24 @@ from collections.abc import Callable, Mapping
 from rungway.clock import NS_PER_MS, NS_PER_S
 from rungway.contracts import Platform
 from rungway.gateway.faults import BROKEN, FAULTS, Broken, Fault
+from rungway.gateway.lease import Leases, Time
 from rungway.messages import (
     Cancel,
     FinishAck,
     Finished,
     GatewayHello,
     Granted,
+    Leased,
     Peers,
     Refused,
     Submit,
     Withdraw,
 )
 from rungway.outcomes import Code, Outcome
+from rungway.policies.quality import QualityModel
 from rungway.simulate.flight import Flight
 from rungway.simulate.link import Link, Wire
+from rungway.simulate.news import LeaseWatch, catch_up, moved
 from rungway.simulate.replica import News, Order, SimReplica, hash_unit
 from rungway.simulate.workload import Arrival
 from rungway.types import Action, Ask, Finish, Grant, OfferKind, Refusal, billing_of
@@ -29,7 +33,6 @@ TICK_NS = 250 * NS_PER_MS
 RESEND_NS = 5 * NS_PER_S
 CANCEL_WAIT_NS = NS_PER_S
 
-
 OnDone = Callable[[Flight, Outcome], None]
 
 
@@ -37,7 +40,14 @@ class SimGateway:
     """`on_done` tells the client how its request ended; a client whose gateway dies is told by whoever killed it."""
 
     def __init__(
-        self, wire: Wire, name: str, platform: Platform, replicas: Mapping[str, SimReplica], on_done: OnDone
+        self,
+        wire: Wire,
+        name: str,
+        platform: Platform,
+        replicas: Mapping[str, SimReplica],
+        on_done: OnDone,
+        quality: QualityModel,
+        watch: LeaseWatch,
     ) -> None:
         self.wire, self.loop, self.name, self.alive = wire, wire.loop, name, True
         self.platform, self.replicas, self.on_done = platform, replicas, on_done
@@ -48,6 +58,8 @@ class SimGateway:
         self.uplink: Link | None = None
         self.lost_ns: int | None = 0
         self.starts = 0
+        self.watch = watch
+        self.leases = Leases(quality, self._reachable, self._leased, lambda: Time(*self.loop.clocks()))
         self.loop.after(int(TICK_NS * (0.5 + hash_unit(name))), self._tick)
 
     # -- clients ----------------------------------------------------------------------------------------------
@@ -59,7 +71,8 @@ class SimGateway:
             limit_ns = min(limit_ns, now + int(ask.deadline_ms * NS_PER_MS))
         flight = Flight(ask, arrival, now, limit_ns)
         self.flights[ask.request_id] = flight
-        self.tell(Submit(ask))
+        if not self.tell(Submit(ask)):
+            self.leases.submit(flight, self.platform)
         return flight
 
     def leave(self, flight: Flight) -> None:
@@ -76,7 +89,8 @@ class SimGateway:
         if link.server.name in self.links:
             return
         self.uplink, self.lost_ns = link, None
-        self.tell(GatewayHello(self.name, [flight.wire(self.loop.now_ns) for flight in self.flights.values()]))
+        wires = [flight.wire(self.loop.now_ns) for flight in self.flights.values()]
+        self.tell(GatewayHello(self.name, self.leases.hello(wires, self.unacked.__contains__)))
         for flight in self.flights.values():
             if flight.state == "retrying":
                 self.tell(flight.retry_message())
@@ -85,6 +99,7 @@ class SimGateway:
     def lost(self, link: Link) -> None:
         if link is self.uplink:
             self.lost_ns = self.loop.now_ns
+            self.leases.lost(self.flights.values())
             return
         for flight in list(self.flights.values()):
             if flight.grant is not None and flight.grant.replica_id == link.server.name:
@@ -102,6 +117,9 @@ class SimGateway:
         elif isinstance(message, FinishAck):
             for request_id in message.request_ids:
                 self.unacked.pop(request_id, None)
+        elif isinstance(message, Leased):
+            self.watch.lease(self.name, message.lease)
+            self.leases.receive(message.lease)
         elif isinstance(message, Peers):
             self._peers(message)
 
@@ -122,6 +140,13 @@ class SimGateway:
         return gone
 
     # -- decisions --------------------------------------------------------------------------------------------
+
+    def _reachable(self) -> set[str]:
+        return {name for name, link in self.links.items() if link.client_up}
+
+    def _leased(self, grant: Grant) -> None:
+        self.watch.leased(self.name, self.flights[grant.request_id].ask, grant)
+        self._granted(grant)
 
     def _granted(self, grant: Grant) -> None:
         flight = self.flights.get(grant.request_id)
@@ -176,36 +201,23 @@ class SimGateway:
             whole = flight.target == flight.arrival.output_tokens
             self._end(flight, Outcome.COMPLETED if whole else Outcome.LENGTH)
         else:
-            evicted = news.error == "evicted"
-            self._break(flight, Broken.EVICTED if evicted else Broken.REPLICA_LOST)
+            self._break(flight, Broken.EVICTED if news.error == "evicted" else Broken.REPLICA_LOST)
 
     def _replica_lost(self, flight: Flight) -> None:
         if flight.state == "closing":
             flight.over = True
             self._ask_again(flight)
         elif flight.state == "running" and not flight.over:
-            self._catch_up(flight)
+            catch_up(flight, self.replicas, self.links, self.loop.now_ns, self.wire.base_ns)
             flight.over = True
             self._break(flight, Broken.REPLICA_LOST)
-
-    def _catch_up(self, flight: Flight) -> None:
-        """Tokens that came in since the first one: the real gateway saw each of them."""
-        grant = flight.grant
-        assert grant is not None
-        replica = self.replicas.get(grant.replica_id)
-        link = self.links.get(grant.replica_id)
-        if replica is None or link is None or flight.over:
-            return
-        until_ns = self.loop.now_ns if link.broken_ns is None else link.broken_ns
-        there = replica.delivered(grant.request_id, grant.attempt, until_ns - self.wire.base_ns)
-        if there is not None and flight.delivered[grant.attempt]:
-            flight.last_ns = max(flight.first_ns, until_ns)
-            flight.delivered[grant.attempt] = max(flight.delivered[grant.attempt], there)
 
     def _break(self, flight: Flight, broken: Broken) -> None:
         """The attempt failed: another one, or the end."""
         outcome, code, _, _ = BROKEN[broken]
-        if flight.ask.action is Action.NON_IDEMPOTENT_WRITE or flight.attempts > self.spec.retries_max:
+        if broken is Broken.EVICTED:
+            flight.evicted += 1
+        elif flight.ask.action is Action.NON_IDEMPOTENT_WRITE or flight.failed > self.spec.retries_max:
             flight.code = code
             self._end(flight, outcome)
             return
@@ -230,7 +242,7 @@ class SimGateway:
     def _fault(self, flight: Flight, fault: Fault) -> None:
         outcome, code, _, _ = FAULTS[fault]
         if flight.state == "running":
-            self._catch_up(flight)
+            catch_up(flight, self.replicas, self.links, self.loop.now_ns, self.wire.base_ns)
             self._stop_attempt(flight)
         if fault is Fault.NO_CONTROLLER and flight.state == "retrying" and flight.broken is not None:
             outcome, code, _, _ = BROKEN[flight.broken]
@@ -248,6 +260,7 @@ class SimGateway:
             return
         flight.state = "ended"
         self.flights.pop(flight.ask.request_id, None)
+        self.leases.ended(flight.ask.request_id, self.platform)
         if flight.grant is not None:
             self._settle(flight.finish(outcome, self.loop.now_ns))
         elif flight.refusal is None:
@@ -273,11 +286,10 @@ class SimGateway:
         quiet_ns = int(self.spec.inter_token_timeout_s * NS_PER_S)
         for flight in list(self.flights.values()):
             if now >= flight.limit_ns:
-                deadline = flight.ask.deadline_ms
-                by_deadline = deadline is not None and deadline < self.spec.request_timeout_s * 1000.0
-                self._fault(flight, Fault.DEADLINE if by_deadline else Fault.TIMEOUT)
+                self._fault(flight, flight.limit_fault(self.spec.request_timeout_s))
             elif flight.state == "running":
-                if now - flight.changed_ns > quiet_ns and not self._moved(flight):
+                quiet = now - flight.changed_ns > quiet_ns
+                if quiet and not moved(flight, self.replicas, self.links, now, self.wire.base_ns):
                     self._break(flight, Broken.TIMEOUT)
             elif self.lost_ns is not None and flight.state in ("waiting", "retrying"):
                 since_ns = max(self.lost_ns, flight.changed_ns)
@@ -285,13 +297,3 @@ class SimGateway:
                     self._fault(flight, Fault.NO_CONTROLLER)
         if self.lost_ns is None:
             self._resend(RESEND_NS)
-
-    def _moved(self, flight: Flight) -> bool:
-        """Whether tokens came since the last look; if so, that was news."""
-        assert flight.grant is not None
-        before = flight.delivered[flight.grant.attempt]
-        self._catch_up(flight)
-        moved = flight.delivered[flight.grant.attempt] > before
-        if moved:
-            flight.changed_ns = self.loop.now_ns
-        return moved

@@ -12,7 +12,9 @@ from rungway.control.effects import Effects
 from rungway.control.flight import Flight
 from rungway.messages import Granted, Message
 from rungway.outcomes import Outcome
+from rungway.policies.desk import REASON
 from rungway.simulate.disk import Disk
+from rungway.simulate.history import History
 from rungway.simulate.loop import Loop
 from rungway.types import Grant, OfferKind, Risk
 
@@ -30,6 +32,7 @@ class Invariants:
 
     def __init__(self, loop: Loop, disk: Disk) -> None:
         self.loop, self.disk = loop, disk
+        self.history = History(loop, disk, self.fail)
         self.broken: list[str] = []
         self.checks = 0
         self.crashes = 0
@@ -57,10 +60,12 @@ class Invariants:
             for _, message in sends:
                 if isinstance(message, Granted):
                     self._granted(cell, message.grant)
+        self.history.written(effects.rows)
         if self.loop.now_ns - self._looked_ns >= LOOK_EVERY_NS:
             self._looked_ns = self.loop.now_ns
             self._recount(cell)
             self._refills(cell)
+            self.history.look(cell)
 
     def _granted(self, cell: Cell, grant: Grant) -> None:
         self.checks += 1
@@ -68,6 +73,7 @@ class Invariants:
         if flight is None:
             return
         self._reserved[grant.request_id] = grant.reserved_nusd
+        self.history.reserved(flight.ask.tenant, grant, flight.submitted_ns)
         ask, state = flight.ask, flight.state
         if ask.risk is Risk.HIGH and (grant.offer.degraded or grant.offer.rung):
             self.fail(f"{ask.request_id} is high risk and was degraded: {grant.offer.degraded}")
@@ -81,9 +87,12 @@ class Invariants:
             self._share(cell, flight)
 
     def _models(self, cell: Cell, tenant: str) -> int:
-        """Requests that a model runs for; cached answers and templates are over as soon as they are granted."""
-        mine = (f for f in cell.flights.values() if f.running and f.ask.tenant == tenant and f.offer is not None)
-        return sum(f.offer.kind is OfferKind.MODEL for f in mine if f.offer is not None)
+        """Requests that a model runs for; cached answers and templates are over as soon as they are granted, and what a
+        gateway admitted from its lease is the lease's overspend."""
+        mine = (f.grant for f in cell.flights.values() if f.running and f.ask.tenant == tenant)
+        return sum(
+            grant is not None and grant.offer.kind is OfferKind.MODEL and grant.reason != REASON for grant in mine
+        )
 
     def _share(self, cell: Cell, flight: Flight) -> None:
         """Only while somebody else has been active for a while: a lone tenant may take all, and keeps it."""
@@ -172,6 +181,7 @@ class Invariants:
 
     def restarted(self, core: Core) -> None:
         self._levels.clear()
+        self.history.restarted()
 
     # -- the end ----------------------------------------------------------------------------------------------
 
@@ -191,6 +201,7 @@ class Invariants:
         self._bills(world)
         self._rows(world)
         self._budgets(world)
+        self.history.final(cell, self.crashes)
 
     def _bills(self, world: World) -> None:
         """Request by request: billed output + waste == what engines emitted."""
@@ -246,11 +257,13 @@ class Invariants:
         topped: defaultdict[str, int] = defaultdict(int)
         for row in self.disk.rows.values():
             spent[row.tenant] += row.cost_nusd
-            topped[row.tenant] += max(0, row.cost_nusd - self._reserved.get(row.request_id, 0))
+            reserved = self._reserved.get(row.request_id, self.history.leased_nusd.get(row.request_id, 0))
+            topped[row.tenant] += max(0, row.cost_nusd - reserved)
         for contract in world.platform.tenants:
             limit, name = contract.budget.nusd, contract.name
-            if limit is not None and spent[name] > limit + topped[name] + self._money_slack[name]:
-                self.fail(f"{name} spent {spent[name]} of {limit}, top-ups {topped[name]}")
+            slack = topped[name] + self._money_slack[name] + self.history.leased_by[name]
+            if limit is not None and spent[name] > limit + slack:
+                self.fail(f"{name} spent {spent[name]} of {limit}, top-ups {topped[name]}, leases and crashes {slack}")
 
 
 def _left(world: World) -> str:

@@ -49,5 +49,9 @@ class Loop:
         """This moment as the controller sees it."""
         return Now(MONO_START_NS + self.now_ns, self.wall_ns())
 
+    def clocks(self) -> tuple[int, int]:
+        """This moment as a gateway sees it: its monotonic clock starts with the loop."""
+        return self.now_ns, self.wall_ns()
+
     def wall_ns(self) -> int:
         return WALL_START_NS + self.now_ns + self.wall_step_ns

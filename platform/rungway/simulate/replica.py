@@ -113,9 +113,9 @@ class SimReplica:
         if isinstance(message, Order):
             self._start(link, message)
         elif isinstance(message, Cancel):
-            self._interrupt(message.request_id, "cancelled")
+            self._interrupt(message.request_id)
         elif isinstance(message, Evict):
-            self._interrupt(message.request_id, "evicted")
+            self._interrupt(message.request_id, message.attempt, "evicted")
         elif isinstance(message, AttemptAck):
             for key in message.attempts:
                 self.owed.pop(key, None)
@@ -137,13 +137,14 @@ class SimReplica:
         self._open[(job.request_id, job.attempt)] = _Open(job, order.billing, link, self.loop.wall_ns())
         self.batch.submit(job)
 
-    def _interrupt(self, request_id: str, why: str) -> None:
+    def _interrupt(self, request_id: str, number: int = 0, why: str = "cancelled") -> None:
         mine = [open_ for open_ in self._open.values() if open_.job.request_id == request_id]
+        mine = [open_ for open_ in mine if number in (0, open_.job.attempt)]
         for open_ in mine:
             open_.evicted = open_.evicted or why == "evicted"
         if mine:
             self.batch.cancel(request_id)
-        elif request_id not in self._seen:
+        elif request_id not in self._seen or number > self._seen[request_id]:
             self._forbidden[request_id] = why
 
     # -- the engine -------------------------------------------------------------------------------------------

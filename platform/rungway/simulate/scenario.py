@@ -29,6 +29,7 @@ from rungway.contracts import (
     Tier,
     Version,
 )
+from rungway.leases import LeaseSpec
 from rungway.policies.quality import QualityModel, load_default
 from rungway.simulate.faults import FaultKind, plan
 from rungway.simulate.workload import Arrival, Stream, arrivals
@@ -157,6 +158,7 @@ def random_world(seed: int, kinds: dict[FaultKind, float], duration_s: float) ->
         "orphan_wait_s": 3.0,
         "lost_wait_s": 6.0,
         "in_flight_factor": rng.choice((1.0, 1.1)),
+        "lease": LeaseSpec(ttl_s=3.0 if seed % 4 == 0 else 30.0, share=0.5),
     }
     world = World(platform(*tenants, **spec), seed=seed, tries_max=rng.choice((1, 3)), backoff_s=0.2, quality=quality())
     load = rng.choice((0.5, 1.0, 3.0))

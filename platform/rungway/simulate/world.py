@@ -50,7 +50,8 @@ class World:
         self.wire = Wire(self.loop, self.rng, platform.channel)
         self.disk = Disk()
         self.watch = Invariants(self.loop, self.disk)
-        self.controller = SimController(self.loop, self.rng, platform, quality or load_default(), self.disk, self.watch)
+        self.quality = quality or load_default()
+        self.controller = SimController(self.loop, self.rng, platform, self.quality, self.disk, self.watch)
         self.replicas: dict[str, SimReplica] = {}  # by name, the dead ones among them
         self.gateways: list[SimGateway] = []
         self.clients = Clients(self.loop, platform, self.gateways, tries_max=tries_max, backoff_s=backoff_s)
@@ -117,7 +118,9 @@ class World:
     def start_gateway(self) -> None:
         self._serial += 1
         name = f"gateway#{self._serial}"
-        gateway = SimGateway(self.wire, name, self.platform, self.replicas, self.clients.done)
+        gateway = SimGateway(
+            self.wire, name, self.platform, self.replicas, self.clients.done, self.quality, self.watch.history
+        )
         self.gateways.append(gateway)
         self.controller.links[Link(self.wire, gateway, self.controller)] = None
 
@@ -185,6 +188,12 @@ class World:
         links += [link for gateway in self.gateways if gateway.alive for link in gateway.links.values()]
         if links:
             links[pick % len(links)].cut(int(blocked_s * NS_PER_S))
+
+    def partition_controller(self, blocked_s: float) -> None:
+        """The controller lives on, but no gateway reaches it."""
+        for gateway in self.gateways:
+            if gateway.alive and gateway.uplink is not None:
+                gateway.uplink.cut(int(blocked_s * NS_PER_S))
 
     def delay_messages(self, mean_ms: float, for_s: float) -> None:
         self.wire.extra_ms = mean_ms

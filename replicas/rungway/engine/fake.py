@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from rungway.engine.fake_core import FakeCore
+from rungway.engine.fake_steps import SharedSteps
 from rungway.engine.fake_stream import FakeProfile
 from rungway.engine.protocol import EngineStats, OnDeltas, PrefixNews, Work
 
@@ -31,7 +32,8 @@ class FakeEngine:
         max_context: int,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._core = FakeCore(spec, max_num_seqs=max_num_seqs, max_context=max_context)
+        make = FakeCore if spec.step_tokens is None else SharedSteps
+        self._core = make(spec, max_num_seqs=max_num_seqs, max_context=max_context)
         self._clock = clock
         self._on_deltas: OnDeltas | None = None
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None

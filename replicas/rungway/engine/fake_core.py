@@ -111,9 +111,13 @@ class FakeCore:
                 stream.first = stream.request.started = True
                 self._running.add(stream)
                 self._tokens_in_flight += stream.context
-                prefill_ns = int(self.profile.prefill_ms_per_1k * (stream.context - stream.found) * 1000)
-                self._schedule(stream, now_ns + stream.start_ns + prefill_ns)
+                self._admitted(stream, now_ns)
             heapq.heappop(self._waiting)
+
+    def _admitted(self, stream: Stream, now_ns: int) -> None:
+        """The stream has its seat and blocks: its first token is due after its prompt."""
+        prefill_ns = int(self.profile.prefill_ms_per_1k * (stream.context - stream.found) * 1000)
+        self._schedule(stream, now_ns + stream.start_ns + prefill_ns)
 
     def _schedule(self, stream: Stream, due_ns: int) -> None:
         stream.due_ns = due_ns

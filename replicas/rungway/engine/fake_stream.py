@@ -18,7 +18,8 @@ _VOCABULARY = FakeVocabulary()
 class FakeProfile:
     """How the fake engine behaves; times in milliseconds. `vocab` can only be "words". `fail`: None, "start" (the engine
     does not start) or "always" (every request ends with an error). `prefix_cache`: prompts that begin alike share blocks
-    and prefill time; `prefix_keys_max` of its keys are told to the controller; `kv_soft_quota` see rules.py."""
+    and prefill time; `prefix_keys_max` of its keys are told to the controller; `kv_soft_quota` see rules.py. `step_tokens`: None = each sequence
+    keeps its own pace, else they share steps of so many tokens (fake_steps.py)."""
 
     prefill_ms_per_1k: float = 20.0
     ttft_ms: float = 5.0
@@ -30,6 +31,7 @@ class FakeProfile:
     prefix_cache: bool = False
     prefix_keys_max: int = 4096
     kv_soft_quota: float | None = None
+    step_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.vocab != "words":
@@ -103,7 +105,7 @@ class Stream:
         self.closed = False
         self.detokenizer: Detokenizer | None = None
         if sampling.stop or script.emit is not None:
-            self.detokenizer = Detokenizer(_VOCABULARY, sampling.stop)
+            self.detokenizer = Detokenizer(_VOCABULARY, sampling.stop, keep=sampling.include_stop_str_in_output)
             for token in resumed:
                 self.detokenizer.push(token)
         self.plain = self.detokenizer is None and sampling.logprobs is None
@@ -132,6 +134,11 @@ class Stream:
         tpot_ms = profile.tpot_ms if script.tpot_ms is None else script.tpot_ms
         self.start_ns = int(min(ttft_ms, _DELAY_MS_MAX) * _NS_PER_MS)
         self.tpot_ns = max(1, int(min(tpot_ms, _DELAY_MS_MAX) * _NS_PER_MS))
+
+    @property
+    def speaks(self) -> bool:
+        """Whether more tokens will come without anybody's doing: not of one that hangs."""
+        return self.position < self.end or self.how != "hang"
 
     @property
     def context(self) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from itertools import chain
 
 from rungway.engine.protocol import Sampling, Work
 
 SEQUENCES_MAX = 128
 LOGPROBS_MAX = 64
 STOPS_MAX = 64
+BAD_WORDS_MAX = 256
 
 
 def problem(work: Work, *, vocab_size: int, context: int) -> str | None:
@@ -34,9 +37,16 @@ def _sampling_problem(ask: Sampling, vocab_size: int) -> str | None:
     numbers = (ask.temperature, ask.top_p, ask.min_p, ask.presence_penalty, ask.frequency_penalty)
     if not all(math.isfinite(number) for number in (*numbers, ask.repetition_penalty, *ask.logit_bias.values())):
         return "a sampling parameter is not a finite number"
-    bad = next((token for token in ask.logit_bias if not 0 <= token < vocab_size), None)
-    if bad is not None:
-        return f"logit_bias names token {bad}, outside the vocabulary of {vocab_size}"
+    named: dict[str, Iterable[int]] = {
+        "logit_bias": ask.logit_bias,
+        "stop_token_ids": ask.stop_token_ids,
+        "allowed_token_ids": ask.allowed_token_ids or (),
+        "bad_words": chain.from_iterable(ask.bad_words),
+    }
+    for name, tokens in named.items():
+        bad = next((token for token in tokens if not 0 <= token < vocab_size), None)
+        if bad is not None:
+            return f"{name} names token {bad}, outside the vocabulary of {vocab_size}"
     rules = (
         (ask.max_tokens >= 1, "max_tokens must be at least 1"),
         (ask.temperature >= 0, "temperature must not be negative"),
@@ -46,6 +56,12 @@ def _sampling_problem(ask: Sampling, vocab_size: int) -> str | None:
         (ask.repetition_penalty > 0, "repetition_penalty must be positive"),
         (ask.logprobs is None or 0 <= ask.logprobs <= LOGPROBS_MAX, f"logprobs must be between 0 and {LOGPROBS_MAX}"),
         (len(ask.stop) <= STOPS_MAX, f"at most {STOPS_MAX} stop strings"),
+        (0 <= ask.min_tokens <= ask.max_tokens, "min_tokens must be between 0 and max_tokens"),
+        (ask.allowed_token_ids is None or len(ask.allowed_token_ids) > 0, "allowed_token_ids must not be empty"),
+        (len(ask.stop_token_ids) <= STOPS_MAX, f"at most {STOPS_MAX} stop_token_ids"),
+        (len(ask.bad_words) <= BAD_WORDS_MAX, f"at most {BAD_WORDS_MAX} bad_words"),
+        (all(ask.bad_words), "each of bad_words must have a token"),
+        (ask.constraint is None or not ask.min_tokens, "min_tokens cannot go with a constraint, which sets the end"),
         (ask.constraint is None or not ask.ignore_eos, "ignore_eos cannot go with a constraint, which sets the end"),
     )
     return next((message for holds, message in rules if not holds), None)

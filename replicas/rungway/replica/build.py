@@ -42,6 +42,7 @@ def _fake(version: Version) -> Engine:
             prefix_cache=spec.prefix_cache,
             prefix_keys_max=version.prefix_keys_max,
             kv_soft_quota=version.kv_soft_quota,
+            step_tokens=version.max_num_batched_tokens if spec.shared_steps else None,
         )
     except ValueError as error:
         raise ModelError(f"{version.pool}: {error}") from error

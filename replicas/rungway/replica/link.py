@@ -21,7 +21,7 @@ ACK_WAIT_S = 1.0
 
 
 class ControllerLink:
-    """`hello` and `report` are asked for the present state whenever one is due; `on_evict` gets a request id. `prefixes`:
+    """`hello` and `report` are asked for the present state whenever one is due; `on_evict` gets a request id and an attempt. `prefixes`:
     the engine, where it says what its prefix cache holds."""
 
     def __init__(
@@ -31,7 +31,7 @@ class ControllerLink:
         channel: ChannelSpec,
         hello: Callable[[], ReplicaHello],
         report: Callable[[], Report],
-        on_evict: Callable[[str], None],
+        on_evict: Callable[[str, int], None],
         prefixes: HoldsPrefixes | None = None,
     ) -> None:
         self._hello = hello
@@ -103,7 +103,7 @@ class ControllerLink:
             if not len(self._ends):
                 self._settled.set()
         elif isinstance(message, Evict):
-            self._on_evict(message.request_id)
+            self._on_evict(message.request_id, message.attempt)
 
     def _send(self, message: Message) -> None:
         try:

@@ -126,7 +126,7 @@ class ReplicaServer:
         if isinstance(message, Start):
             self._on_start(peer, message)
         elif isinstance(message, Cancel):
-            self._interrupt(message.request_id, "cancelled")
+            self._interrupt(message.request_id)
 
     def _on_start(self, peer: str, start: Start) -> None:
         work = start.work
@@ -179,17 +179,17 @@ class ReplicaServer:
         end = attempt_end(self.replica_id, work.request_id, work.attempt, start.billing, _NOTHING, finish, times)
         self._settle(end, None)
 
-    def _interrupt(self, request_id: str, why: str) -> None:
-        """Cancel or Evict, in whatever state the request is here; also before it has come."""
-        held = self._held.pop(request_id, None)
-        if held is not None:
+    def _interrupt(self, request_id: str, number: int = 0, why: str = "cancelled") -> None:
+        """Cancel, or Evict of one attempt (0 = all), in whatever state the request is here; also before it has come."""
+        held = self._held.get(request_id)
+        if held is not None and number in (0, held[1].work.attempt):
             finish, error = ("error", why) if why == "evicted" else ("cancelled", None)
-            self._turn_away(*held, finish, error)
+            self._turn_away(*self._held.pop(request_id), finish, error)
         attempt = self._running.get(request_id)
-        if attempt is not None:
+        if attempt is not None and number in (0, attempt.attempt):
             attempt.evicted = attempt.evicted or why == "evicted"
             self._engine.cancel(request_id)
-        elif request_id not in self._seen:
+        elif request_id not in self._seen or number > (self._seen.get(request_id) or 0):
             self._forbidden.put(request_id, why)
 
     def _on_gateway_lost(self, peer: str) -> None:

@@ -30,6 +30,15 @@ inline __m256i to_bfloat16(__m512 value) {
 #endif
 }
 
+// 32 of them, those of `low` first.
+inline __m512i to_bfloat16(__m512 low, __m512 high) {
+#ifdef __AVX512BF16__
+  return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+#else
+  return _mm512_inserti64x4(_mm512_castsi256_si512(to_bfloat16(low)), to_bfloat16(high), 1);
+#endif
+}
+
 // sum + a[2i] b[2i] + a[2i+1] b[2i+1] for 16 pairs of bfloat16.
 inline __m512 dot_pairs(__m512 sum, __m512i a, __m512i b) {
 #ifdef __AVX512BF16__
@@ -55,6 +64,17 @@ inline __m512 exp2(__m512 x) {
   sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(2.40226507e-1f));
   sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(6.93147181e-1f));
   sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(sum, whole);
+}
+
+// The same with a relative error below 1e-4, for what is rounded to bfloat16 next.
+inline __m512 exp2_short(__m512 x) {
+  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 part = _mm512_sub_ps(x, whole);
+  __m512 sum = _mm512_set1_ps(0.0551716648f);
+  sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(0.24261114f));
+  sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(0.693260968f));
+  sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(0.999928057f));
   return _mm512_scalef_ps(sum, whole);
 }
 

@@ -5,7 +5,7 @@ import { card, empty, h, pill, table } from "./dom.js";
 import { NONE, clock, count, day, ms, percent, usd } from "./format.js";
 
 const PAGE = 100, ROWS_MAX = 500;
-const TONES = { downgrade: "warn", refusal: "bad", rung: "info", override: "info", reload: "", rollout: "" };
+const TONES = { downgrade: "warn", refusal: "bad", eviction: "warn", rung: "info", override: "info", reload: "", rollout: "" };
 const open = new Set();
 let limit = PAGE;
 

@@ -1,0 +1,81 @@
+"""The load of the drills about overload: one tenant of each class, who ask in equal parts, and how much the platform serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rungway.chaos.course import Course, Target
+from rungway.chaos.load import Phase, Stream
+from rungway.chaos.service import tokens_between, zero_ns
+
+MODEL = "large"
+CLASSES = ("interactive", "standard", "nightly")  # tenants, most urgent class first
+TARGETS = {
+    "interactive": Target(ttft_ms=1000.0, tpot_ms=100.0),
+    "standard": Target(ttft_ms=2500.0, tpot_ms=100.0),
+    "nightly": Target(ttft_ms=6000.0, tpot_ms=100.0),
+}
+PACE_MS = 70.0  # a token at full load; after the first token's target a client waits this long for each
+MEASURED_PER_S = 15.0  # twice what it can serve
+PROMPT = "Explain how a lock on a canal works."
+
+
+def capacity_per_s(course: Course, answer_tokens: int, seconds: float) -> float:
+    """Answers a second when there is always somebody waiting: measured in the second half of `seconds`."""
+    stream = Stream(
+        name="capacity",
+        key=course.stage.key("undivided"),
+        model=MODEL,
+        max_tokens=answer_tokens,
+        phases=(Phase("capacity", 0.0, seconds, MEASURED_PER_S),),
+        patience_s=seconds,
+    )
+    samples = course.send(f"capacity: {MEASURED_PER_S:g}/s of {answer_tokens} tokens for {seconds:.0f} s", [stream])
+    course.at_rest()
+    start_ns = zero_ns(samples, [stream])
+    return tokens_between(samples, seconds / 2, seconds, start_ns) / (seconds / 2) / answer_tokens
+
+
+def asking(course: Course, phases: Sequence[Phase], *, answer_tokens: int, retries: int = 0) -> list[Stream]:
+    """The phases' rates in three equal parts, each under its tenant's key, with the deadline that its class implies."""
+    return [
+        Stream(
+            name=name,
+            key=course.stage.key(name),
+            model=MODEL,
+            max_tokens=answer_tokens,
+            phases=_third(phases),
+            poisson=True,
+            prompt=PROMPT,
+            seed=seed,
+            deadline_ms=TARGETS[name].ttft_ms + PACE_MS * answer_tokens,
+            retries=retries,
+        )
+        for seed, name in enumerate(CLASSES, 1)
+    ]
+
+
+def undivided(
+    course: Course, phases: Sequence[Phase], *, answer_tokens: int, patience_s: float, retries: int = 0
+) -> list[Stream]:
+    """The same arrivals without what the platform does about overload: one queue in order of arrival, no deadlines, no
+    class, and no bound on the queue that matters. Clients leave when their patience ends."""
+    return [
+        Stream(
+            name=name,
+            key=course.stage.key("undivided"),
+            model=MODEL,
+            max_tokens=answer_tokens,
+            phases=_third(phases),
+            poisson=True,
+            prompt=PROMPT,
+            seed=seed,
+            patience_s=patience_s,
+            retries=retries,
+        )
+        for seed, name in enumerate(CLASSES, 1)
+    ]
+
+
+def _third(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+    return tuple(Phase(phase.name, phase.start_s, phase.seconds, phase.rate / len(CLASSES)) for phase in phases)

@@ -1,0 +1,60 @@
+"""Requests that come back to the queue with a part of their answer made, and those whose clients left it."""
+
+from __future__ import annotations
+
+from rungway.control.cell import FREE, Cell, Now
+from rungway.control.flight import Flight, ledger_row
+from rungway.control.line import dequeue, enqueue, give_back
+from rungway.control.refuse import refuse_retry
+from rungway.messages import Retry
+
+EVICTED = "evicted"
+
+
+def withdraw(cell: Cell, request_id: str, outcome: str, now: Now) -> None:
+    """The client left while its request waited. A granted one is settled by its Finish instead."""
+    flight = cell.flights.get(request_id)
+    if flight is None or flight.entry is None or flight.attempts:
+        return
+    dequeue(cell, flight)
+    give_back(flight, now)
+    del cell.flights[request_id]
+    cell.effects.rows.append(ledger_row(flight, FREE, outcome, "", now.wall_ns, cell.thresholds))
+    cell.remember(request_id, {})
+
+
+def retry(cell: Cell, message: Retry, now: Now) -> None:
+    """A try ended before the answer was whole: queue the rest of it first in its tenant's line, within the budget. One that
+    was stopped for others costs no budget and counts as no failure."""
+    flight = cell.flights.get(message.request_id)
+    if flight is None or flight.finish is not None or flight.entry is not None:
+        return
+    pool, state = cell.pools[flight.pool], flight.state
+    attempt = flight.attempts.get(message.attempt)
+    if attempt is not None:
+        pool.release(attempt, state)
+    breaker = pool.breakers.get(message.replica_id)
+    if breaker is not None and message.why in ("timeout", "error"):
+        breaker.record(False, now.mono_ns)
+    if message.why == EVICTED:
+        if message.attempt == flight.next_attempt - 1:  # not a repeated word about an older try
+            flight.evictions += 1
+    elif not _another_try(cell, flight, message):
+        refuse_retry(cell, flight, now)
+        return
+    flight.land()
+    flight.enqueued_ns = now.mono_ns
+    enqueue(cell, flight, now)
+
+
+def _another_try(cell: Cell, flight: Flight, message: Retry) -> bool:
+    """Take one from the tenant's retry budget, if there is one left, and keep away from the replica that failed."""
+    state = flight.state
+    failed = message.attempt - flight.evictions
+    if not state.retries.allows(state.running) or failed > cell.platform.gateway.retries_max:
+        return False
+    if not flight.retrying:
+        state.retries.begin()
+    flight.retrying = True
+    flight.avoid = flight.avoid | {message.replica_id}
+    return True

@@ -1,0 +1,149 @@
+"""Histories of reserve, commit and refund, checked as intervals, the way Jepsen checks a counter.
+
+A commit whose row is on disk is acknowledged; a reservation without one may be lost with a message or a controller, or be
+counted already: its outcome is unknown. What a controller believes to be spent in a window then lies within
+
+    [sum of acknowledged commits, that + the most that the unknown ones can cost]
+
+and what was admitted in any stretch of time is at most quota + one burst + what leases gave (+ one burst for each controller
+that died: a new one's rate buckets know rows, not reservations).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from rungway.clock import NS_PER_S
+from rungway.control.cell import Cell
+from rungway.leases import Lease
+from rungway.simulate.disk import Disk
+from rungway.simulate.loop import MONO_START_NS, Loop
+from rungway.types import Ask, Grant, LedgerRow
+
+MINUTE_NS = 60 * NS_PER_S
+
+
+class _Given:
+    """A lease that a gateway holds, and what it has admitted from it."""
+
+    __slots__ = ("lease", "nusd", "requests", "since_ns", "tokens")
+
+    def __init__(self, lease: Lease, now_ns: int) -> None:
+        self.lease, self.since_ns = lease, now_ns
+        self.tokens: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
+        self.nusd: Counter[str] = Counter()
+
+
+class History:
+    """`leased_nusd`: money that each request admitted from a lease holds; `leased_by` the same per tenant. `admitted`
+    counts requests admitted from leases."""
+
+    def __init__(self, loop: Loop, disk: Disk, fail: Callable[[str], None]) -> None:
+        self._loop, self._disk, self._fail = loop, disk, fail
+        self.admitted = 0
+        self.leased_nusd: dict[str, int] = {}
+        self.leased_by: Counter[str] = Counter()
+        self._leased_tokens: Counter[str] = Counter()
+        self._given: dict[str, _Given] = {}
+        self._worst: dict[str, tuple[str, int]] = {}  # request -> tenant, the most that it can cost
+        self._holds: dict[str, tuple[str, int, int]] = {}  # request -> tenant, tokens, when (loop time)
+        self._ends: dict[str, tuple[int, int]] = {}  # request -> tokens used, when
+        self._decided: dict[str, LedgerRow] = {}
+        self._windows: dict[str, tuple[int, int]] = {}  # tenant -> start of its window, rows decided before it
+
+    # -- what happens -----------------------------------------------------------------------------------------
+
+    def reserved(self, tenant: str, grant: Grant, submitted_mono_ns: int) -> None:
+        """A grant leaves the controller. Further tries hold nothing more."""
+        if grant.request_id in self._holds:
+            return
+        offer = grant.offer
+        output = offer.max_tokens * max(1, offer.best_of)
+        worst = grant.price.cost_nusd(input_tokens=offer.prompt_tokens, cached_tokens=0, output_tokens=output)
+        self._worst[grant.request_id] = (tenant, max(worst, grant.reserved_nusd))
+        self._holds[grant.request_id] = (tenant, grant.reserved_tokens, submitted_mono_ns - MONO_START_NS)
+
+    def lease(self, gateway: str, lease: Lease) -> None:
+        """It arrives at its gateway."""
+        self._given[gateway] = _Given(lease, self._loop.now_ns)
+
+    def leased(self, gateway: str, ask: Ask, grant: Grant) -> None:
+        """A gateway admits from its lease: within it, within its time, in full."""
+        self.admitted += 1
+        given = self._given.get(gateway)
+        part = None if given is None else given.lease.tenants.get(ask.tenant)
+        if given is None or part is None:
+            self._fail(f"{gateway} admitted {ask.request_id} without a lease")
+            return
+        given.tokens[ask.tenant] += grant.reserved_tokens
+        given.requests[ask.tenant] += 1
+        given.nusd[ask.tenant] += grant.reserved_nusd
+        taken = (given.tokens[ask.tenant], given.requests[ask.tenant], given.nusd[ask.tenant])
+        if taken[0] > part.tokens or taken[1] > part.requests or (part.nusd is not None and taken[2] > part.nusd):
+            self._fail(f"{gateway} admitted {taken} for {ask.tenant}, its lease is {part}")
+        if self._loop.now_ns - given.since_ns > given.lease.ttl_s * NS_PER_S:
+            self._fail(f"{gateway} admitted {ask.request_id} after its lease was over")
+        if grant.offer.degraded or grant.offer.rung:
+            self._fail(f"{gateway} degraded {ask.request_id} without an audit row: {grant.offer.degraded}")
+        self.leased_nusd[ask.request_id] = grant.reserved_nusd
+        self.leased_by[ask.tenant] += grant.reserved_nusd
+        self._leased_tokens[ask.tenant] += grant.reserved_tokens
+        self.reserved(ask.tenant, grant, MONO_START_NS + self._loop.now_ns)
+
+    def written(self, rows: Iterable[LedgerRow]) -> None:
+        """Rows that a controller has decided and that are on their way to the disk; a crash may still lose them."""
+        for row in rows:
+            self._decided[row.request_id] = row
+            self._ends[row.request_id] = (row.prompt_tokens + row.output_tokens, self._loop.now_ns)
+
+    def restarted(self) -> None:
+        """A new controller knows what is on disk: decisions that are not there are unknown again."""
+        self._decided = {name: row for name, row in self._decided.items() if name in self._disk.rows}
+
+    # -- what must hold ---------------------------------------------------------------------------------------
+
+    def look(self, cell: Cell) -> None:
+        """Spent money of the present window against the interval of the history."""
+        acked: Counter[str] = Counter()
+        unknown: Counter[str] = Counter()
+        starts = {name: state.budget.bounds[0] for name, state in cell.tenants.items()}
+        for name, start_ns in starts.items():
+            if self._windows.get(name, (-1, 0))[0] != start_ns:
+                self._windows[name] = (start_ns, len(self._decided))
+        for number, (request_id, row) in enumerate(self._decided.items()):
+            start_ns, before = self._windows.get(row.tenant, (0, 0))
+            if request_id in self._disk.rows and row.ended_wall_ns >= start_ns:
+                acked[row.tenant] += row.cost_nusd
+            elif number >= before:
+                unknown[row.tenant] += row.cost_nusd
+        for request_id, (tenant, worst) in self._worst.items():
+            if request_id not in self._decided:
+                unknown[tenant] += worst
+        for name, state in cell.tenants.items():
+            spent, low = state.budget.spent, acked[name]
+            if not low <= spent <= low + unknown[name]:
+                self._fail(f"{name}: {spent} nano-dollars spent, the history allows {low} to {low + unknown[name]}")
+
+    def final(self, cell: Cell, crashes: int) -> None:
+        """Admitted tokens in any stretch of time: a bucket of the quota, filled by reservations and emptied by time and
+        refunds, never holds more than one burst and what the leases gave."""
+        events: dict[str, list[tuple[int, int]]] = {}
+        for request_id, (tenant, tokens, when_ns) in self._holds.items():
+            if tokens:
+                events.setdefault(tenant, []).append((when_ns, tokens))
+                used, end_ns = self._ends.get(request_id, (tokens, when_ns))
+                events[tenant].append((end_ns, min(0, used - tokens)))
+        for tenant, found in events.items():
+            limit = cell.tenants[tenant].contract.quotas.tokens_per_minute
+            if limit is None:
+                continue
+            allowed = limit * (1 + crashes) + self._leased_tokens[tenant]
+            level = last_ns = 0.0
+            for when_ns, tokens in sorted(found):
+                level = max(0.0, level - limit * (when_ns - last_ns) / MINUTE_NS) + tokens
+                last_ns = when_ns
+                if level > allowed + 1:
+                    self._fail(f"{tenant} was admitted {level:.0f} tokens, its quota and leases give {allowed}")
+                    break
