@@ -51,7 +51,9 @@ Costs = Annotated[
 Context = Annotated[int | None, typer.Option(min=16, help="Longest prompt + answer, in place of max_context.")]
 Like = Annotated[
     str | None,
-    typer.Option(metavar="TENANT,...", help="Whose contracts, in turn, tenants get that the configuration does not name."),
+    typer.Option(
+        metavar="TENANT,...", help="Whose contracts, in turn, tenants get that the configuration does not name."
+    ),
 ]
 Tenants = Annotated[
     int | None, typer.Option(min=1, help="Copy the trace's clients until there are so many, each with its own shape.")
@@ -111,7 +113,9 @@ def simulate(
         if tenants is None and load_factor != 1.0:
             raise fail("--load needs --tenants", 2)
         crowd = None if tenants is None else Crowd(tenants, load_factor)
-        wish = Wish(seed, speed, start, duration, kinds, costs, replicas, tries, context, like, report_ms, deadlines, crowd)
+        wish = Wish(
+            seed, speed, start, duration, kinds, costs, replicas, tries, context, like, report_ms, deadlines, crowd
+        )
         world = play_trace(load(config, None), trace, wish)
         command = _command(trace, config, wish, faults)
     result = summary(world)

@@ -41,6 +41,8 @@ class Pool:
     `queued_tokens` are the sums over all tenants of what their states say of this pool."""
 
     __slots__ = (
+        "_blocks",
+        "_blocks_free",
         "band_sequences",
         "band_tokens",
         "breakers",
@@ -87,6 +89,7 @@ class Pool:
         }
         self.pressures: dict[Scope, tuple[float, str]] = {}
         self.kv_use = 0.0
+        self._blocks = self._blocks_free = 0  # of the KV caches in `stats`
         self.slo_misses: dict[str, deque[bool]] = {}
         self.ever_ready = False
 
@@ -108,7 +111,7 @@ class Pool:
 
     def drop(self, replica_id: str) -> None:
         self.views.pop(replica_id, None)
-        self.stats.pop(replica_id, None)
+        self._count_blocks(self.stats.pop(replica_id, None), -1)
         self.prefixes.pop(replica_id, None)
         self.breakers.pop(replica_id, None)
         self.shards.clear()
@@ -121,11 +124,17 @@ class Pool:
         if view.draining != draining:
             view.draining = draining
             self.shards.clear()
+        self._count_blocks(self.stats.get(replica_id), -1)
         self.stats[replica_id] = stats
+        self._count_blocks(stats, 1)
         self.pace.reported(stats)
-        total = sum(s.kv_blocks_total for s in self.stats.values())
-        free = sum(s.kv_blocks_free + s.kv_blocks_cached for s in self.stats.values())
-        self.kv_use = 1.0 - free / total if total else 0.0
+        self.kv_use = 1.0 - self._blocks_free / self._blocks if self._blocks else 0.0
+
+    def _count_blocks(self, stats: EngineStats | None, sign: int) -> None:
+        """Kept as sums: with hundreds of replicas each report would else look at all of them."""
+        if stats is not None:
+            self._blocks += sign * stats.kv_blocks_total
+            self._blocks_free += sign * (stats.kv_blocks_free + stats.kv_blocks_cached)
 
     def ready(self, now_ns: int) -> list[ReplicaView]:
         """Replicas that may get new work: reporting, not draining."""

@@ -73,12 +73,19 @@ def for_tenants(platform: Platform, names: Sequence[str], like: str | None) -> P
         if one not in able:
             raise SimulationError(f"there is no tenant {one!r} that may use a model ({', '.join(able)})")
         models.append(able[one])
-    tenants: list[Tenant] = []
-    for name in names:
-        mine = platform.tenant(name)
-        model = models[len(tenants) % len(models)]
-        tenants.append(mine if mine is not None else msgspec.structs.replace(model, name=name, keys=()))
-    return msgspec.structs.replace(platform, tenants=tuple(tenants))
+    strangers = [name for name in names if platform.tenant(name) is None]
+    made = {
+        name: _copy_of(models[number % len(models)], name, -(-len(strangers) // len(models)))
+        for number, name in enumerate(strangers)
+    }
+    tenants = [made.get(name) or platform.tenant(name) for name in names]
+    return msgspec.structs.replace(platform, tenants=tuple(tenant for tenant in tenants if tenant is not None))
+
+
+def _copy_of(model: Tenant, name: str, copies: int) -> Tenant:
+    """Copies have what the model has, but share its reserve: nobody could keep a tenth of a pool for each of a thousand."""
+    isolation = msgspec.structs.replace(model.isolation, reserved_share=model.isolation.reserved_share / copies)
+    return msgspec.structs.replace(model, name=name, keys=(), isolation=isolation)
 
 
 def with_context(platform: Platform, tokens: int) -> Platform:

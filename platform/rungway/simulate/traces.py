@@ -109,9 +109,7 @@ _READERS: dict[str, Callable[[Path, Random], Iterator[Arrival]]] = {
 # -- ServeGen: rates and length distributions per client ----------------------------------------------------------
 
 
-def _servegen(
-    folder: Path, rng: Random, start_s: float, end_s: float | None, crowd: Crowd | None
-) -> Iterator[Arrival]:
+def _servegen(folder: Path, rng: Random, start_s: float, end_s: float | None, crowd: Crowd | None) -> Iterator[Arrival]:
     """Each client, and each copy of it, draws gamma-distributed gaps with its window's rate and coefficient of variation,
     and lengths from the distributions of its six-hour window. Clients that are silent in the piece are not there."""
     chunks = sorted(folder.glob("chunk-*-trace.csv"), key=lambda path: int(path.name.split("-")[1]))
