@@ -1,9 +1,7 @@
 """Configuration after parsing: frozen values that policies, controller and gateways share.
 
-Conventions: `None` in a limit means unlimited (written out as `unlimited` in YAML; an absent key became the plan's
-default before it got here; `0` means nothing is allowed). Money is integer nano-dollars (`_nusd`, 1e-9 USD); prices are
-nano-dollars per 1,000 tokens. Durations carry their unit in the name. These are msgspec structs because the controller
-sends them to gateways as they are.
+Conventions: `None` in a limit means unlimited (`unlimited` in YAML; an absent key is the plan's default by now), `0` that
+nothing. Money: integer nano-dollars (`_nusd`, 1e-9 USD), prices per 1,000 tokens. Units of time are in the names.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from rungway.leases import LeaseSpec
 from rungway.overload import PreemptSpec, ShedSpec
 
 NUSD_PER_USD = 1_000_000_000
+_CLASS_SHARES = {"interactive": 0.6, "standard": 0.3, "batch": 0.1}
 
 
 class TenantClass(StrEnum):
@@ -142,6 +141,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     ray_actor_options: dict[str, object] = {}
     fake: FakeSpec | None = None
     prefix_keys_max: int = 4096
+    prefix_key_blocks: int = 1
     constraint_bytes_max: int = 131_072
     constraint_compile_s: float = 5.0
     constraints_waiting_max: int = 256
@@ -228,9 +228,7 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True):
 class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of the controller. Shares are minimum shares of dispatch per class while that class is backlogged."""
 
-    class_shares: dict[str, float] = msgspec.field(
-        default_factory=lambda: {"interactive": 0.6, "standard": 0.3, "batch": 0.1}
-    )
+    class_shares: dict[str, float] = msgspec.field(default_factory=lambda: dict(_CLASS_SHARES))
     queue_timeout_s: float = 60.0
     replica_stale_s: float = 1.0
     in_flight_factor: float = 1.1
@@ -241,6 +239,9 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     lost_wait_s: float = 30.0
     settled_memory: int = 50_000
     tick_ms: float = 50.0
+    order: str = "vtc"  # vtc | dlpm (policies/locality.py)
+    locality_quantum_tokens: int = 8192
+    locality_imbalance_max: float = 0.5
     preempt: PreemptSpec = PreemptSpec()
     shed: ShedSpec = ShedSpec()
     lease: LeaseSpec = LeaseSpec()

@@ -10,13 +10,14 @@ from rungway.contracts import Price
 from rungway.control.tenant_state import BANDS, TenantState
 from rungway.outcomes import Outcome
 from rungway.policies.fairness import Queued
+from rungway.policies.locality import Warmth
 from rungway.policies.offers import Quote
 from rungway.types import Ask, AttemptEnd, Finish, Grant, LedgerRow, Offer, OfferKind
 
 
 class Attempt:
     """One try on one replica: the capacity it holds there and how it ended. `charged`: prompt tokens that the fair queue
-    charged for it; `band`: its class; `evicted_ns`: when the replica was told to stop it."""
+    charged for it, 0 for a repeat; `band`: its class; `evicted_ns`: when the replica was told to stop it."""
 
     __slots__ = (
         "band",
@@ -83,6 +84,8 @@ class Flight:
         "running",
         "state",
         "submitted_ns",
+        "warm_until_ns",
+        "warmth",
     )
 
     def __init__(self, ask: Ask, state: TenantState, now_ns: int) -> None:
@@ -111,6 +114,8 @@ class Flight:
         self.finish: Finish | None = None
         self.finish_ns = 0
         self.gateway_lost_ns: int | None = None
+        self.warmth: Warmth | None = None
+        self.warm_until_ns = 0
 
     @property
     def band(self) -> int:

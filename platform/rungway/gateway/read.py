@@ -65,6 +65,7 @@ async def read(call: Call, caller: Caller, catalogue: Catalogue) -> Reading:
     plan = _understood(plan, prompt, sampling, call, catalogue)
     await call.gateway.checks.check(demand, catalogue.gateway)
     lengths = await measure(prompt, plan, tokenizers, catalogue)
+    keys, key_tokens = prefix_keys(prompt, plan, tokenizers, catalogue, caller.tenant.name)
     ask = Ask(
         request_id=call.id,
         gateway_id=call.gateway.gateway_id,
@@ -86,7 +87,8 @@ async def read(call: Call, caller: Caller, catalogue: Catalogue) -> Reading:
         deadline_ms=directives.deadline_ms,
         session=directives.session,
         constrained=demand.constraint is not None,
-        prefix_keys=prefix_keys(prompt, plan, tokenizers, catalogue, caller.tenant.name),
+        prefix_keys=keys,
+        key_tokens=key_tokens,
         features=features(prompt.written, turns=prompt.turns, max_tokens=bound),
     )
     return Reading(
@@ -125,6 +127,8 @@ def _samples(body: ChatBody | CompletionBody, stream: bool) -> tuple[int, int]:
     """`n` and `best_of`."""
     n = 1 if body.n is None else within("n", body.n, 1, N_MAX)
     best_of = n if body.best_of is None else within("best_of", body.best_of, n, N_MAX)
+    if stream and body.use_beam_search:
+        raise bad("use_beam_search", "'use_beam_search' cannot be streamed")
     if stream and best_of > n:
         raise bad("best_of", "'best_of' above 'n' cannot be streamed")
     return n, best_of

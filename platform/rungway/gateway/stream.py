@@ -38,11 +38,11 @@ class Gathered:
                 self._finish[delta.index] = delta.finish
                 self._score[delta.index] = delta.cum_logprob
 
-    def choices(self, n: int, with_logprobs: bool) -> tuple[Choice, ...]:
+    def choices(self, n: int, with_logprobs: bool, ranked: bool = False) -> tuple[Choice, ...]:
         """The `n` sequences of the highest mean log-probability, best first; in order of their numbers where there are
-        no more than `n`."""
+        no more than `n`, or where they are `ranked` by them."""
         order = sorted(self._texts)
-        if len(order) > n:
+        if len(order) > n and not ranked:
             order.sort(key=lambda index: -self._score.get(index, 0.0) / max(1, self._count[index]))
         return tuple(
             Choice(
@@ -89,7 +89,8 @@ class Answering:
         """The whole answer as it may be kept, None when nothing was gathered."""
         if self._gathered is None:
             return None
-        choices = self._gathered.choices(self._reading.ask.n, self._reading.sampling.logprobs is not None)
+        ask = self._reading.sampling
+        choices = self._gathered.choices(self._reading.ask.n, ask.logprobs is not None, ask.use_beam_search)
         return Stored(self._call.id, self._created, self._call.facts, choices, *tokens)
 
     async def fail(self, error: RequestError) -> None:

@@ -141,7 +141,11 @@ class Version(Section):
     )
     prefix_keys_max: Annotated[int, rules.whole(0, 65_536)] = Field(
         default=4096,
-        description="Prefix blocks whose keys a replica tells the controller, for placement by locality; 0 = none.",
+        description="Keys of prefix blocks that a replica tells the controller, for placement by locality; 0 = none.",
+    )
+    prefix_key_blocks: Annotated[int, rules.whole(1, 256)] = Field(
+        default=1,
+        description="Every how many blocks of a prompt have a key: more make longer beginnings known, in coarser steps.",
     )
     constraint_bytes_max: Count = Field(
         default=131_072, description="Largest constraint that a replica compiles, bytes; above the gateway's."

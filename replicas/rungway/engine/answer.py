@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rungway.engine.beams import Hypothesis
 from rungway.engine.constraint import DEAD_END
 from rungway.engine.detokenize import Detokenizer
 from rungway.engine.guide import Guide
@@ -12,6 +13,8 @@ from rungway.engine.sampler import Sampled
 from rungway.engine.sequence import Sequence
 from rungway.engine.tokenizer import Vocabulary
 from rungway.engine.validate import SEQUENCES_MAX
+
+NOT_FINITE = "the model gave no finite distribution over the tokens that may come"
 
 
 class Said(NamedTuple):
@@ -58,7 +61,7 @@ class Answer:
         finish = error = None
         for got in run:
             if got.token is None:
-                finish, error = "error", "the model gave no finite distribution over the tokens that may come"
+                finish, error = "error", NOT_FINITE
                 if self.guide is not None and not self.guide.mask().any():
                     error = DEAD_END
                 break
@@ -76,6 +79,12 @@ class Answer:
         tokens = [got.token for got in said if got.token is not None]
         logprobs = None if ask.logprobs is None else [self._logprob(got) for got in said]
         return Said(tokens, text, logprobs, finish, error)
+
+    def whole(self, result: Hypothesis) -> Said:
+        """All at once: the result of a search."""
+        text = "".join([self._push(token, position) for position, token in enumerate(result.tokens)])
+        self.cum_logprob = result.total
+        return Said(result.tokens, text, None, "stop" if self._ends(result.tokens[-1]) else "length")
 
     def delta(self, said: Said, usage: EngineUsage | None = None) -> Delta:
         """`said` as a message; where it has a finish, with the text that was held back."""

@@ -65,7 +65,7 @@ class NativeEngine:
             BlockPool(
                 sizes.kv_blocks,
                 sizes.block_tokens,
-                published=Published(rules.prefix_keys_max),
+                published=Published(rules.prefix_keys_max, rules.prefix_key_blocks),
                 soft_quota=rules.kv_soft_quota,
             ),
             max_num_seqs=sizes.max_num_seqs,

@@ -29,7 +29,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     from the text unless `include_stop_str_in_output`. The first `min_tokens` tokens hold neither an end of the model nor one
     of `stop_token_ids`, and stop strings are looked for behind them. `allowed_token_ids`: no others may come.
     `bad_words`: as tokens; the last token of one may not come behind the others. `skip_special_tokens` False: the text names
-    special tokens."""
+    special tokens. `use_beam_search`: the sequences of a Work are its beams; nothing is said before the search is over, then
+    they are its results, best first by total log-probability / length ** `length_penalty` (beams.py)."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -51,6 +52,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     skip_special_tokens: bool = True
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -162,6 +162,22 @@ class Scheduler:
         """Sends a running sequence back into the queue."""
         self._admission.preempt(seq)
 
+    def hold(self, seq: Sequence) -> None:
+        """A running beam that is computed lets go of row and blocks, which the prefix cache knows, until `fork`."""
+        self.running.leave(seq)
+        self.waiting.forgive(seq)
+        self._tables.free(seq)
+        seq.status = Status.HELD
+
+    def fork(self, group: Group, forks: list[tuple[int, int]]) -> None:
+        """The next round of a search whose beams are all held: each takes the text of one of them, and one token more."""
+        texts = [(seq.tokens, seq.keys) for seq in group.members]
+        for seq, (parent, token) in zip(group.members, forks, strict=False):
+            tokens, keys = texts[parent]
+            seq.tokens, seq.keys = [*tokens, token], list(keys)
+            seq.rounds += 1
+            self._admission.enqueue(seq)
+
     def check(self) -> list[str]:
         """Recounts blocks, rows and queues from the sequences themselves; returns what disagrees."""
         problems = self.pool.check(seq.blocks for seq in self._all())
@@ -183,6 +199,8 @@ class Scheduler:
             yield from (seq for seq in group.members if seq.status is not Status.ENDED)
 
     def _release_held(self, group: Group, leader: Sequence | None) -> None:
+        if group.beams is not None:
+            return
         for seq in self._tables.release_held(group, leader):
             self._admission.enqueue(seq)
 

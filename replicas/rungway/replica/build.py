@@ -41,6 +41,7 @@ def _fake(version: Version) -> Engine:
             fail=spec.fail,
             prefix_cache=spec.prefix_cache,
             prefix_keys_max=version.prefix_keys_max,
+            prefix_key_blocks=version.prefix_key_blocks,
             kv_soft_quota=version.kv_soft_quota,
             step_tokens=version.max_num_batched_tokens if spec.shared_steps else None,
         )
@@ -99,4 +100,5 @@ def rules_of(version: Version) -> Rules:
         kv_watermark=version.kv_watermark,
         kv_soft_quota=version.kv_soft_quota,
         prefix_keys_max=version.prefix_keys_max,
+        prefix_key_blocks=version.prefix_key_blocks,
     )
