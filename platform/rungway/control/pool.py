@@ -14,7 +14,7 @@ from rungway.clock import NS_PER_S
 from rungway.contracts import CLASS_ORDER, ControllerSpec, TenantClass, Tier, Version
 from rungway.control.crowd import Crowd
 from rungway.control.flight import Attempt, Flight
-from rungway.control.pace import Pace
+from rungway.control.pace import BlockSums, Pace
 from rungway.control.tenant_state import TenantState
 from rungway.engine.protocol import EngineStats
 from rungway.messages import ReplicaInfo
@@ -42,10 +42,9 @@ class Pool:
     `queued_tokens` are the sums over all tenants of what their states say of this pool."""
 
     __slots__ = (
-        "_blocks",
-        "_blocks_free",
         "band_sequences",
         "band_tokens",
+        "blocks",
         "breakers",
         "claims",
         "crowd",
@@ -92,7 +91,7 @@ class Pool:
         }
         self.pressures: dict[Scope, tuple[float, str]] = {}
         self.kv_use = 0.0
-        self._blocks = self._blocks_free = 0  # of the KV caches in `stats`
+        self.blocks = BlockSums()
         self.slo_misses: dict[str, deque[bool]] = {}
         self.ever_ready = False
 
@@ -115,7 +114,7 @@ class Pool:
 
     def drop(self, replica_id: str) -> None:
         self.views.pop(replica_id, None)
-        self._count_blocks(self.stats.pop(replica_id, None), -1)
+        self.blocks.moved(self.stats.pop(replica_id, None), None)
         if (held := self.prefixes.pop(replica_id, None)) is not None:
             held.clear()
         self.breakers.pop(replica_id, None)
@@ -129,17 +128,9 @@ class Pool:
         if view.draining != draining:
             view.draining = draining
             self.shards.clear()
-        self._count_blocks(self.stats.get(replica_id), -1)
+        self.kv_use = self.blocks.moved(self.stats.get(replica_id), stats)
         self.stats[replica_id] = stats
-        self._count_blocks(stats, 1)
         self.pace.reported(stats)
-        self.kv_use = 1.0 - self._blocks_free / self._blocks if self._blocks else 0.0
-
-    def _count_blocks(self, stats: EngineStats | None, sign: int) -> None:
-        """Kept as sums: with hundreds of replicas each report would else look at all of them."""
-        if stats is not None:
-            self._blocks += sign * stats.kv_blocks_total
-            self._blocks_free += sign * (stats.kv_blocks_free + stats.kv_blocks_cached)
 
     def ready(self, now_ns: int) -> list[ReplicaView]:
         """Replicas that may get new work: reporting, not draining."""
