@@ -135,7 +135,7 @@ class Version(Section):
     )
     long_prefill_tokens: Annotated[int | None, rules.whole(1, words=("auto",))] = Field(
         default=None,
-        description="Most tokens of one prompt in a step that others share. `auto`: so many that a step with it takes at most twice what its decodes take alone, as measured, and at most half a step.",
+        description="Most tokens of one prompt in a step that others share. `auto`: so many that a step with it takes about 2.5 times what its decodes take alone, as measured, and at most half a step.",
     )
     kv_watermark: Annotated[float, rules.number(0, 0.5)] = Field(
         default=0.01, description="Part of the KV blocks that an admission leaves free while others run."
