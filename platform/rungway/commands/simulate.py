@@ -13,6 +13,7 @@ import typer
 from rungway.commands.common import DEFAULT_CONFIG, AsJson, emit_json, fail, load, show, table
 
 if TYPE_CHECKING:
+    from rungway.simulate.crowd import Crowd
     from rungway.simulate.world import World
 
 RANDOM_S = 10.0
@@ -95,7 +96,6 @@ def simulate(
     The controller, its policies and the ladder are the real ones; gateways, replicas and the ledger are played. Exit 1 when
     an invariant broke; the line printed reproduces it.
     """
-    from rungway.simulate.crowd import Crowd
     from rungway.simulate.faults import parse
     from rungway.simulate.play import Wish, play_trace
     from rungway.simulate.scenario import random_world
@@ -110,9 +110,7 @@ def simulate(
         command = reproducer(seed, faults, duration or RANDOM_S)
     else:
         costs = dict(part.partition("=")[::2] for part in cost or [])
-        if tenants is None and load_factor != 1.0:
-            raise fail("--load needs --tenants", 2)
-        crowd = None if tenants is None else Crowd(tenants, load_factor)
+        crowd = _crowd(tenants, load_factor)
         wish = Wish(
             seed, speed, start, duration, kinds, costs, replicas, tries, context, like, report_ms, deadlines, crowd
         )
@@ -130,6 +128,14 @@ def simulate(
         _print(result, world)
     if result["violations"]:
         raise fail(f"an invariant broke; reproduce: {command}")
+
+
+def _crowd(tenants: int | None, load_factor: float) -> Crowd | None:
+    from rungway.simulate.crowd import Crowd
+
+    if tenants is None and load_factor != 1.0:
+        raise fail("--load needs --tenants", 2)
+    return None if tenants is None else Crowd(tenants, load_factor)
 
 
 def reproducer(seed: int, faults: str, duration_s: float) -> str:
