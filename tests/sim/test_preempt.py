@@ -30,7 +30,7 @@ def lent_and_claimed(reclaim_s: float | None, seed: int = 1) -> World:
     owner = kit.patient(
         "owner", slo=SLO, isolation=Isolation(in_flight_share_max=1.0, reserved_share=0.5, reclaim_s=reclaim_s)
     )
-    hog = kit.patient("hog", slo=SLO, isolation=Isolation(in_flight_share_max=1.0))
+    hog = kit.patient("hog", isolation=Isolation(in_flight_share_max=1.0))
     world = kit.world(
         kit.one_tier(owner, hog, tick_ms=50.0, queue_timeout_s=kit.FOREVER_S, preempt=PreemptSpec(at=None)), seed=seed
     )
@@ -92,7 +92,7 @@ def _bills(world: World) -> dict[str, int]:
 def two_classes(at: float | None) -> World:
     """Batch answers of 30 s fill the pool; now and then somebody asks who wants his first token within a second."""
     urgent = kit.patient("urgent", slo=SLO)
-    bulk = kit.patient("bulk", slo=replace_ttft(20_000.0), tenant_class=TenantClass.BATCH)
+    bulk = kit.patient("bulk", tenant_class=TenantClass.BATCH)
     world = kit.world(kit.one_tier(urgent, bulk, tick_ms=50.0, preempt=PreemptSpec(at=at)))
     streams = [
         Stream("bulk", 0.6, (64, 64), (1200, 1800), end_s=120.0),
@@ -101,10 +101,6 @@ def two_classes(at: float | None) -> World:
     world.play(arrivals(streams, Random(2)))
     assert world.watch.broken == []
     return world
-
-
-def replace_ttft(ttft_ms: float) -> Slo:
-    return Slo(ttft_ms_p99=ttft_ms, tpot_ms_p99=1000, availability=0.99)
 
 
 def test_a_full_batch_of_long_answers_of_a_lower_class_does_not_cost_a_higher_one_its_target() -> None:
@@ -133,7 +129,7 @@ def longest(world: World, tenant: str) -> float:
 def test_a_lower_class_is_not_stopped_below_its_minimum_share() -> None:
     """Higher-class work without end, from tenants inside their shares: batch still has its tenth of the places."""
     many = [kit.patient(f"u{k}", slo=SLO) for k in range(8)]
-    bulk = kit.patient("bulk", slo=SLO, tenant_class=TenantClass.BATCH)
+    bulk = kit.patient("bulk", tenant_class=TenantClass.BATCH)
     world = kit.world(kit.one_tier(*many, bulk, tick_ms=50.0, queue_timeout_s=600.0))
     streams = [Stream(tenant.name, 1.5, (64, 64), (64, 64), start_s=5.0, end_s=60.0) for tenant in many]
     streams.append(Stream("bulk", 2.0, (64, 64), (200, 300), end_s=60.0))
