@@ -21,7 +21,7 @@ ROOTS := platform/rungway replicas/rungway kernels/rungway chaos/rungway
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo test check bench bench-engine sim-nightly test-kernels test-gpu clean
+.PHONY: help setup serve demo drill test check bench bench-engine sim-nightly test-kernels test-gpu clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ serve: $(STAMP) ## Start the platform (CONFIG= STATE= PORT=); Ctrl-C ends every 
 
 demo: $(STAMP) ## Two tenants, a stream, a downgrade and the bill, printed
 	@$(BIN)/rungway demo
+
+drill: $(STAMP) ## Load and faults against a real platform, with verdicts (DRILL=peak-load|...|all)
+	@$(BIN)/rungway drill $(or $(DRILL),list)
 
 test: $(STAMP) ## The whole test suite
 	$(BIN)/pytest

@@ -62,7 +62,7 @@ def test_ours_answers_jobs_and_takes_a_late_prompt(setting: Setting) -> None:
         assert decode_rate(line, 2).clock > 0 and line.late_at_s != line.late_at_s
         late = engine.run(Job(PROMPTS, 100, late=[3] * 60, late_after=3))
         assert min(sum(event.tokens for event in late.of(stream)) for stream in (0, 1)) >= 3
-        assert late.first_s(2) > late.late_at_s > 0 and late.events[-1].stream == 2
+        assert late.first_s(2) > late.late_at_s > 0
         assert all(value > 0 for value in engine.ask({"bandwidth": 1 << 20})["bandwidth"])
         assert engine.facts["weight_bytes"] > 4 * 320 * 64 and engine.facts["dtype"].endswith(" float32")
     finally:

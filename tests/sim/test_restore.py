@@ -31,6 +31,7 @@ def reader(world: World, tmp_path: Path) -> LedgerReader:
 def test_both_ledgers_give_a_new_controller_the_same_memory(world: World, reader: LedgerReader) -> None:
     disk = world.disk
     middle_ns = sorted(row.ended_wall_ns for row in disk.rows.values())[len(disk.rows) // 2]
+    assert reader.newest_ns() == disk.newest_ns()
     for since_ns in (0, middle_ns):
         assert reader.recent(since_ns) == disk.recent(since_ns)
         told = {entry[0]: entry for entry in reader.settled(since_ns, 50_000)}

@@ -98,3 +98,44 @@ class Letters:
 def test_bad_words_are_spelled_with_and_without_a_space_before_them() -> None:
     assert bad_words(["ab", " b"], Letters()) == ((97, 98), (1097, 98), (98,), (1098,))
     assert bad_words(None, Letters()) == bad_words([], Letters()) == ()
+
+
+async def test_beams_come_whole_in_their_own_order_and_are_all_billed(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        engine = rig.replicas["small-1"]._engine
+        seen: list[Work] = []
+        submit = engine.submit
+        engine.submit = lambda work: (seen.append(work), submit(work))[1]  # type: ignore[method-assign,func-returns-value]
+        base = {"model": "small", "messages": USER, "max_tokens": 3}
+        plain = (await rig.post(base | {"n": 3})).json()
+        search = (await rig.post(base | {"n": 2, "best_of": 3, "use_beam_search": True, "length_penalty": 0.5})).json()
+        assert (seen[1].sampling.use_beam_search, seen[1].sampling.length_penalty, seen[1].sequences) == (True, 0.5, 3)
+        texts = [choice["message"]["content"] for choice in plain["choices"]]
+        assert [choice["message"]["content"] for choice in search["choices"]] == texts[:2], "the engine has ranked them"
+        assert search["usage"]["completion_tokens"] == 9
+
+
+async def test_what_beams_cannot_go_with_is_refused_by_name(tmp_path: Path) -> None:
+    wrong: list[tuple[str, Any]] = [
+        ("stop", "x"),
+        ("logprobs", True),
+        ("logit_bias", {"1": 1}),
+        ("presence_penalty", 0.5),
+        ("repetition_penalty", 1.1),
+        ("min_tokens", 1),
+        ("allowed_token_ids", [1]),
+        ("bad_words", ["x"]),
+        ("length_penalty", 11),
+    ]
+    async with running(tmp_path) as rig:
+        base = {"model": "small", "messages": USER, "max_tokens": 3, "use_beam_search": True}
+        for name, value in wrong:
+            answer = await rig.post(base | {name: value})
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == name, name
+        for change in ({"stream": True}, {"structured_outputs": {"choice": ["a"]}}):
+            answer = await rig.post(base | change)
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == "use_beam_search"
+        alone = await rig.post({"model": "small", "messages": USER, "length_penalty": 0.5})
+        assert alone.status_code == 400 and alone.json()["error"]["param"] == "length_penalty"
+        neutral = {"presence_penalty": 0, "repetition_penalty": 1, "logprobs": False, "min_tokens": 0}
+        assert (await rig.post(base | neutral)).status_code == 200

@@ -11,11 +11,11 @@ from rungway.chaos.service import tokens_between, zero_ns
 MODEL = "large"
 CLASSES = ("interactive", "standard", "nightly")  # tenants, most urgent class first
 TARGETS = {
-    "interactive": Target(ttft_ms=1000.0, tpot_ms=100.0),
-    "standard": Target(ttft_ms=2500.0, tpot_ms=100.0),
-    "nightly": Target(ttft_ms=6000.0, tpot_ms=100.0),
+    "interactive": Target(ttft_ms=2000.0, tpot_ms=100.0),
+    "standard": Target(ttft_ms=4500.0, tpot_ms=100.0),
+    "nightly": Target(ttft_ms=8000.0, tpot_ms=100.0),
 }
-PACE_MS = 70.0  # a token at full load; after the first token's target a client waits this long for each
+PACE_MS = 50.0  # a step of the engine: a client's deadline is its first token's target and this long for each token
 MEASURED_PER_S = 15.0  # twice what it can serve
 PROMPT = "Explain how a lock on a canal works."
 

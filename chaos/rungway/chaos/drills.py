@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rungway.chaos.controller_loss import controller_loss
 from rungway.chaos.course import Report, Say
 from rungway.chaos.fair_shares import fair_shares
 from rungway.chaos.isolation import long_prompt_bully, noisy_neighbour
@@ -16,6 +17,7 @@ from rungway.chaos.stage import Stage
 
 LADDER = Path("config/drill.yaml")
 FAIRNESS = Path("config/drill-fairness.yaml")
+LEASE = Path("config/drill-lease.yaml")
 
 
 @dataclass(frozen=True)
@@ -63,5 +65,11 @@ DRILLS: dict[str, Drill] = {
         110,
         fair_shares,
         FAIRNESS,
+    ),
+    "controller-loss": Drill(
+        "The controller is killed under load: do streams go on, are new requests answered, does every bill add up?",
+        150,
+        controller_loss,
+        LEASE,
     ),
 }

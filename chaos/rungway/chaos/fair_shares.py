@@ -29,20 +29,10 @@ OFF_MAX, JAIN_MIN = 0.02, 0.99
 CONTROL_OFF_MIN = 0.10
 
 
-def fair_shares(stage: Stage, say: Say, measured_s: float = MEASURED_S) -> Report:
-    """Runs against config/drill-fairness.yaml. A shorter `measured_s` is less exact."""
+def fair_shares(stage: Stage, say: Say) -> Report:
+    """Runs against config/drill-fairness.yaml."""
     with Course(stage, say) as course:
-        streams = [
-            _stream(name, stage.key(name), Phase("together", 0.0, WARM_S + measured_s, EACH_PER_S), seed)
-            for seed, name in enumerate(WEIGHTS, 1)
-        ]
-        samples = course.send(
-            f"four tenants, {EACH_PER_S:g}/s each, weights {', '.join(map(str, WEIGHTS.values()))}: "
-            f"{WARM_S + measured_s:.0f} s",
-            streams,
-        )
-        course.at_rest()
-        start_ns = zero_ns(samples, streams)
+        samples, start_ns = together(course, MEASURED_S)
         control_streams = [
             _stream(
                 name, stage.key("undivided"), Phase("control", 0.0, CONTROL_S, EACH_PER_S), seed, CONTROL_PATIENCE_S
@@ -51,9 +41,21 @@ def fair_shares(stage: Stage, say: Say, measured_s: float = MEASURED_S) -> Repor
         ]
         control = course.send(f"control arm: the four loads behind one key for {CONTROL_S:.0f} s", control_streams)
         course.at_rest()
-        verdicts = judge(samples, WARM_S, WARM_S + measured_s, start_ns)
         broken = judge_control(control, CONTROL_S / 3, CONTROL_S, zero_ns(control, control_streams))
-        return course.report("fair-shares", verdicts, [broken])
+        return course.report("fair-shares", judge(samples, WARM_S, WARM_S + MEASURED_S, start_ns), [broken])
+
+
+def together(course: Course, measured_s: float) -> tuple[list[Sample], int]:
+    """The four at once, to be measured from WARM_S on: samples, and the start of the load in wall-clock nanoseconds."""
+    seconds = WARM_S + measured_s
+    streams = [
+        _stream(name, course.stage.key(name), Phase("together", 0.0, seconds, EACH_PER_S), seed)
+        for seed, name in enumerate(WEIGHTS, 1)
+    ]
+    weights = ", ".join(map(str, WEIGHTS.values()))
+    samples = course.send(f"four tenants of weights {weights}, {EACH_PER_S:g}/s each: {seconds:.0f} s", streams)
+    course.at_rest()
+    return samples, zero_ns(samples, streams)
 
 
 def _stream(name: str, key: str, phase: Phase, seed: int, patience_s: float = 0.0) -> Stream:

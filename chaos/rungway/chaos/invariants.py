@@ -49,6 +49,15 @@ class Admin:
         except (httpx.HTTPError, ValueError) as error:
             raise InvariantError(f"{path}: {error}") from None
 
+    def post(self, path: str, **body: Any) -> Any:
+        """The JSON of an admin command. Raises InvariantError for anything but an answer."""
+        try:
+            answer = self._client.post(path, json=body)
+            answer.raise_for_status()
+            return answer.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise InvariantError(f"{path}: {error}") from None
+
     def audit(self, kind: str, since_wall_ns: int = 0) -> list[dict[str, Any]]:
         """All audit rows of a kind since then, oldest first."""
         rows: list[dict[str, Any]] = []

@@ -16,10 +16,10 @@ from rungway.chaos.load import Phase, Sample
 from rungway.chaos.service import good_per_s, zero_ns
 from rungway.chaos.stage import Stage
 
-ANSWER_TOKENS = 24
+ANSWER_TOKENS = 36
 TIMES = (1.0, 1.5, 2.0, 5.0, 10.0)
 CAPACITY_S, STEP_S, WARM_S = 10.0, 18.0, 4.0
-CONTROL_TIMES, CONTROL_S, CONTROL_PATIENCE_S = 5.0, 12.0, 10.0
+CONTROL_TIMES, CONTROL_S, CONTROL_WARM_S, CONTROL_PATIENCE_S = 5.0, 14.0, 7.0, 10.0
 AT_2X_MIN, AT_10X_MIN = 0.95, 0.90
 WASTED_MAX = 0.01
 CONTROL_MAX = 0.5
@@ -44,7 +44,7 @@ def overload_curve(stage: Stage, say: Say) -> Report:
         control_streams = undivided(course, [control_phase], answer_tokens=ANSWER_TOKENS, patience_s=CONTROL_PATIENCE_S)
         control = course.send(f"control arm: {CONTROL_TIMES:g}x for {CONTROL_S:.0f} s, queue only", control_streams)
         course.at_rest()
-        left = good_per_s(control, TARGETS, WARM_S, CONTROL_S, zero_ns(control, control_streams))
+        left = good_per_s(control, TARGETS, CONTROL_WARM_S, CONTROL_S, zero_ns(control, control_streams))
         verdicts = [*judge_curve(curve, capacity), *judge_shedding(samples), judge_waste(samples, emitted)]
         return course.report("overload-curve", verdicts, [judge_control(left, max(curve.values()))])
 

@@ -18,6 +18,18 @@ STOP_IDS_MAX = 64
 ALLOWED_IDS_MAX = 10_000
 BAD_WORDS_MAX = 64
 BAD_WORD_CHARS_MAX = 128
+LENGTH_PENALTY_MAX = 10.0
+_NOT_WITH_BEAMS = (
+    "stop",
+    "logprobs",
+    "logit_bias",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "allowed_token_ids",
+    "bad_words",
+)
 
 
 def sampling_of(body: ChatBody | CompletionBody, bound: int | None, demand: Demand) -> Sampling:
@@ -31,6 +43,7 @@ def sampling_of(body: ChatBody | CompletionBody, bound: int | None, demand: Dema
         _check_words(body.bad_words)
     if body.repetition_penalty is not None and not 0 < body.repetition_penalty <= 10:
         raise bad("repetition_penalty", "'repetition_penalty' must be above 0 and at most 10")
+    _check_beams(body, demand)
     return Sampling(
         max_tokens=bound or 1,
         temperature=_ranged("temperature", body.temperature, 1.0, 0, 2),
@@ -51,6 +64,8 @@ def sampling_of(body: ChatBody | CompletionBody, bound: int | None, demand: Dema
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         allowed_token_ids=_allowed(body),
         skip_special_tokens=body.skip_special_tokens is not False,
+        use_beam_search=bool(body.use_beam_search),
+        length_penalty=_ranged("length_penalty", body.length_penalty, 1.0, -LENGTH_PENALTY_MAX, LENGTH_PENALTY_MAX),
     )
 
 
@@ -134,6 +149,23 @@ def _check_words(words: list[str]) -> None:
         raise bad("bad_words", f"'bad_words' takes at most {BAD_WORDS_MAX} strings")
     if not all(word.strip() and len(word) <= BAD_WORD_CHARS_MAX for word in words):
         raise bad("bad_words", f"each of 'bad_words' must have 1 to {BAD_WORD_CHARS_MAX} characters, not only spaces")
+
+
+def _check_beams(body: ChatBody | CompletionBody, demand: Demand) -> None:
+    """Beams are ranked by what the model says and nothing else."""
+    if not body.use_beam_search:
+        if body.length_penalty is not None:
+            raise bad("length_penalty", "'length_penalty' needs 'use_beam_search': true")
+        return
+    if demand.constraint is not None:
+        raise bad("use_beam_search", f"'use_beam_search' cannot go with '{demand.param}'")
+    for name in _NOT_WITH_BEAMS:
+        neutral = 1.0 if name == "repetition_penalty" else 0
+        # `logprobs` 0 of completions still asks for some, `false` of chats for none
+        if (value := getattr(body, name)) is not None and (
+            value != neutral or (name == "logprobs" and value is not False)
+        ):
+            raise bad(name, f"'{name}' cannot go with 'use_beam_search'")
 
 
 def _logprobs(body: ChatBody | CompletionBody) -> int | None:

@@ -71,6 +71,8 @@ class Options(Struct, kw_only=True, forbid_unknown_fields=True):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     skip_special_tokens: bool | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     # harmless: no effect on the answer, never stored, never a label
@@ -117,6 +119,21 @@ class CompletionBody(Options, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: None = None
 
 
+class EmbeddingBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/embeddings."""
+
+    model: str
+    input: str | list[str | int | list[int]]
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    truncate_prompt_tokens: int | None = None
+    user: str | None = None  # harmless
+    # refused
+    messages: None = None
+    truncation_side: None = None
+    stream: None = None
+
+
 HARMLESS = (
     "stream",
     "stream_options",
@@ -130,6 +147,7 @@ HARMLESS = (
 
 _CHAT = msgspec.json.Decoder(ChatBody)
 _COMPLETION = msgspec.json.Decoder(CompletionBody)
+_EMBEDDING = msgspec.json.Decoder(EmbeddingBody)
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _FIELD = re.compile(r"(?:unknown|missing required) field `(?P<field>[^`]*)`")
 _SHOWN_MAX = 64
@@ -147,6 +165,14 @@ def decode_completion(body: bytes) -> CompletionBody:
     """Raises RequestError `invalid_request` naming the field."""
     try:
         return _COMPLETION.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _explain(error, body) from None
+
+
+def decode_embedding(body: bytes) -> EmbeddingBody:
+    """Raises RequestError `invalid_request` naming the field."""
+    try:
+        return _EMBEDDING.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _explain(error, body) from None
 

@@ -122,6 +122,11 @@ class LedgerReader:
         with self._reading() as connection:
             return int(connection.execute(query).scalar_one())
 
+    def newest_ns(self) -> int:
+        """When the newest row ended, by the wall clock that wrote it; 0 without rows."""
+        with self._reading() as connection:
+            return int(connection.execute(select(func.coalesce(func.max(ledger.c.ended_wall_ns), 0))).scalar_one())
+
     def recent(self, since_ns: int) -> dict[str, tuple[int, int]]:
         """Per tenant: requests that were not refused, and their input + output tokens, since then."""
         tokens = func.sum(ledger.c.prompt_tokens + ledger.c.output_tokens)

@@ -105,6 +105,11 @@ class BudgetMeter:
         self._held -= held_nusd
         self._spent += cost_nusd
 
+    def enter(self, wall_ns: int) -> tuple[int, int]:
+        """Be in the window of `wall_ns`, or the present one where that is later; its bounds."""
+        self._roll(wall_ns)
+        return self.bounds
+
     def restore(self, spent_nusd: int, wall_ns: int) -> None:
         """Set what the ledger says was spent in the current window (start-up, or after the period was changed)."""
         self._roll(wall_ns)

@@ -36,6 +36,9 @@ class Disk:
 
     # -- what a new controller reads (control.restore.Books) --------------------------------------------------
 
+    def newest_ns(self) -> int:
+        return max((row.ended_wall_ns for row in self.rows.values()), default=0)
+
     def recent(self, since_ns: int) -> dict[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = {}
         for row in self.rows.values():

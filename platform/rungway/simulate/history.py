@@ -52,6 +52,7 @@ class History:
         self._ends: dict[str, tuple[int, int]] = {}  # request -> tokens used, when
         self._decided: dict[str, LedgerRow] = {}
         self._windows: dict[str, tuple[int, int]] = {}  # tenant -> start of its window, rows decided before it
+        self.begun: Counter[str] = Counter()  # windows of its budget that a tenant has been seen in
 
     # -- what happens -----------------------------------------------------------------------------------------
 
@@ -111,6 +112,7 @@ class History:
         starts = {name: state.budget.bounds[0] for name, state in cell.tenants.items()}
         for name, start_ns in starts.items():
             if self._windows.get(name, (-1, 0))[0] != start_ns:
+                self.begun[name] += self._windows.get(name, (-1, 0))[0] < start_ns
                 self._windows[name] = (start_ns, len(self._decided))
         for number, (request_id, row) in enumerate(self._decided.items()):
             start_ns, before = self._windows.get(row.tenant, (0, 0))

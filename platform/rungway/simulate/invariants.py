@@ -252,7 +252,7 @@ class Invariants:
                 )
 
     def _budgets(self, world: World) -> None:
-        """Spent within the limit, but for declared top-ups (an answer longer than what was reserved)."""
+        """Spent within the limit of each window that began, but for declared top-ups (an answer longer than what was reserved)."""
         spent: Counter[str] = Counter()
         topped: defaultdict[str, int] = defaultdict(int)
         for row in self.disk.rows.values():
@@ -262,7 +262,8 @@ class Invariants:
         for contract in world.platform.tenants:
             limit, name = contract.budget.nusd, contract.name
             slack = topped[name] + self._money_slack[name] + self.history.leased_by[name]
-            if limit is not None and spent[name] > limit + slack:
+            begun = max(1, self.history.begun[name])
+            if limit is not None and spent[name] > begun * limit + slack:
                 self.fail(f"{name} spent {spent[name]} of {limit}, top-ups {topped[name]}, leases and crashes {slack}")
 
 

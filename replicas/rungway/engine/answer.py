@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rungway.engine.beams import Hypothesis
 from rungway.engine.constraint import DEAD_END
 from rungway.engine.detokenize import Detokenizer
 from rungway.engine.guide import Guide
@@ -11,7 +12,9 @@ from rungway.engine.protocol import Delta, EngineUsage, TokenLogprob, Work
 from rungway.engine.sampler import Sampled
 from rungway.engine.sequence import Sequence
 from rungway.engine.tokenizer import Vocabulary
-from rungway.engine.validate import SEQUENCES_MAX
+from rungway.engine.validate import INPUTS_MAX, SEQUENCES_MAX
+
+NOT_FINITE = "the model gave no finite distribution over the tokens that may come"
 
 
 class Said(NamedTuple):
@@ -58,7 +61,7 @@ class Answer:
         finish = error = None
         for got in run:
             if got.token is None:
-                finish, error = "error", "the model gave no finite distribution over the tokens that may come"
+                finish, error = "error", NOT_FINITE
                 if self.guide is not None and not self.guide.mask().any():
                     error = DEAD_END
                 break
@@ -76,6 +79,12 @@ class Answer:
         tokens = [got.token for got in said if got.token is not None]
         logprobs = None if ask.logprobs is None else [self._logprob(got) for got in said]
         return Said(tokens, text, logprobs, finish, error)
+
+    def whole(self, result: Hypothesis) -> Said:
+        """All at once: the result of a search."""
+        text = "".join([self._push(token, position) for position, token in enumerate(result.tokens)])
+        self.cum_logprob = result.total
+        return Said(result.tokens, text, None, "stop" if self._ends(result.tokens[-1]) else "length")
 
     def delta(self, said: Said, usage: EngineUsage | None = None) -> Delta:
         """`said` as a message; where it has a finish, with the text that was held back."""
@@ -121,7 +130,8 @@ class Answer:
 
 def refused(work: Work, why: str | None) -> list[Delta]:
     """The end of a request that never ran, cancelled where there is no `why`; nothing was computed, so nothing is billed."""
-    count = work.sequences if 1 <= work.sequences <= SEQUENCES_MAX else 1
+    most = SEQUENCES_MAX if work.kind == "generate" else INPUTS_MAX
+    count = work.sequences if 1 <= work.sequences <= most else 1
     return [
         Delta(
             request_id=work.request_id,

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable
 
 from rungway.engine import verify
-from rungway.engine.answer import Answer, Said, refused
+from rungway.engine.answer import NOT_FINITE, Answer, Said, refused
+from rungway.engine.beams import Beams
 from rungway.engine.drafts import Speculation
 from rungway.engine.grammar import Grammar
 from rungway.engine.meter import Meter
@@ -63,6 +64,8 @@ class Core:
             return refused(work, why)
         group = Group(work)
         limit = min(len(work.prompt_ids) + work.sampling.max_tokens, self._context)
+        if work.sampling.use_beam_search:
+            group.beams = self._beams(work, limit)
         self._seeds[work.request_id] = secrets.randbits(62) if work.sampling.seed is None else work.sampling.seed
         with self._lock:
             self._scheduler.add(group, limit)
@@ -96,11 +99,12 @@ class Core:
         except RuntimeError as error:
             why = f"engine failure: {error}"
             with self._lock:
-                return [self._end(seq, "error", why) for seq, _ in step if seq in self._answers]
-        size, decoding = sum(item.size for item in step), sum(item.size for item in step if _decodes(item))
+                return [self._end(seq, "error", why) for seq in _concerned(step) if seq in self._answers]
+        decoding = sum(item.size for item in step if _decodes(item))
+        prefills = [(item.seq.computed, item.size) for item in step if not _decodes(item)]
         with self._lock:
             deltas = self._advance(step, done, sampled)
-        self._measure(size, decoding, deltas)
+        self._measure(decoding, prefills, deltas)
         return deltas
 
     def check(self) -> list[str]:
@@ -153,9 +157,14 @@ class Core:
         said = answer.resume()
         return None if said is None else self._close(seq, said)
 
+    def _beams(self, work: Work, limit: int) -> Beams:
+        ask, prompt = work.sampling, len(work.prompt_ids)
+        ends = frozenset(ask.stop_token_ids) | (frozenset() if ask.ignore_eos else self._vocabulary.eos_ids)
+        return Beams(ask, width=work.sequences, prompt=prompt, most=limit - prompt, ends=ends)
+
     def _draft(self, step: list[Slice]) -> list[Slice]:
         """The step with drafts, as far as there is room for them."""
-        if self._speculation is None:
+        if self._speculation is None or any(seq.group.beams is not None for seq, _ in step):
             return step
         budget = self._scheduler.max_num_batched_tokens - sum(item.size for item in step)
         if not self._speculation.draft(step, self._row, budget):
@@ -171,6 +180,9 @@ class Core:
         return Row(work.sampling, seq.tokens, prompt, seed, seq.index, len(seq.tokens) - prompt, eos=eos)
 
     def _rows(self, seq: Sequence) -> list[Row]:
+        beams = seq.group.beams
+        if beams is not None:
+            return [self._row(seq)._replace(sampling=beams.ask)]
         return verify.rows(self._row(seq), seq.drafts, self._answers[seq].guide)
 
     def _advance(self, step: list[Slice], done: Step, sampled: list[Sampled]) -> list[Delta]:
@@ -178,7 +190,11 @@ class Core:
         news: list[tuple[Sequence, Said]] = []
         kept: dict[Sequence, int] = {}
         pieces = verify.split(sampled, [1 + len(seq.drafts) for seq in done.sequences])
+        searching: list[tuple[Sequence, Sampled]] = []
         for seq, piece in zip(done.sequences, pieces, strict=True):
+            if seq.group.beams is not None:
+                searching.append((seq, piece[0]))
+                continue
             run = verify.run(seq.drafts, piece)
             if seq.drafts and self._speculation is not None:
                 self._speculation.judge(seq, len(run) - 1)
@@ -188,7 +204,26 @@ class Core:
                 # the last token said is known but not computed, as ever
                 kept[seq] = max(1, len(said.token_ids))
         self._scheduler.commit([Slice(seq, kept.get(seq, size)) for seq, size in step] if kept else step)
-        return [self._tell(seq, said) for seq, said in news]
+        deltas = [self._tell(seq, said) for seq, said in news]
+        for seq, got in searching:
+            deltas += self._search(seq, got)
+        return deltas
+
+    def _search(self, seq: Sequence, got: Sampled) -> list[Delta]:
+        """A beam is computed. It waits for the others of its request; with the last one, all go on or the search is over."""
+        group, beams = seq.group, seq.group.beams
+        if beams is None or seq not in self._answers:
+            return []
+        if got.token is None:
+            return [self._end(member, "error", NOT_FINITE) for member in group.members]
+        self._scheduler.hold(seq)
+        if not beams.offer(seq.index, got.top):
+            return []
+        group.sampled += beams.width
+        turn = beams.turn([member.tokens for member in group.members])
+        self._scheduler.fork(group, turn.forks)
+        results = zip(group.members, turn.ended, strict=False)
+        return [self._close(member, self._answers[member].whole(result)) for member, result in results]
 
     def _tell(self, seq: Sequence, said: Said) -> Delta:
         return self._answers[seq].delta(said) if said.finish is None else self._close(seq, said)
@@ -210,14 +245,21 @@ class Core:
             usage = EngineUsage(len(work.prompt_ids), group.cached or 0, group.sampled)
         return answer.delta(said, usage)
 
-    def _measure(self, rows: int, decoding: int, deltas: list[Delta]) -> None:
-        """Of a step's rows so many were of decoding sequences. Steps with drafts have no others."""
+    def _measure(self, decoding: int, prefills: list[tuple[int, int]], deltas: list[Delta]) -> None:
+        """Of a step's rows `decoding` were of decoding sequences, the others of prefills (context, tokens). Steps with
+        drafts have no others."""
         said = sum(len(delta.token_ids) for delta in deltas)
-        decoded = said if rows == decoding else min(said, decoding)
-        spent_ns = self._meter.stop(prefilled=rows - decoding, decoded=decoded)
-        self._scheduler.chunks.learn(decoding, rows - decoding, spent_ns)
-        if self._speculation is not None and rows == decoding:
-            self._speculation.timed(rows, len(deltas))
+        decoded = min(said, decoding) if prefills else said
+        spent_ns = self._meter.stop(prefilled=sum(size for _, size in prefills), decoded=decoded)
+        self._scheduler.chunks.learn(decoding, prefills, spent_ns)
+        if self._speculation is not None and deltas and not prefills:
+            self._speculation.timed(decoding, len(deltas))
+
+
+def _concerned(step: list[Slice]) -> list[Sequence]:
+    """The sequences of a step, and the other beams of their searches."""
+    alone = [[seq] if seq.group.beams is None else seq.group.members for seq, _ in step]
+    return list(dict.fromkeys(seq for members in alone for seq in members))
 
 
 def _decodes(item: Slice) -> bool:

@@ -10,6 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 import msgspec
 
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar", "tools"]
+WorkKind = Literal["generate", "embed"]
 
 
 class Constraint(msgspec.Struct, frozen=True, array_like=True):
@@ -29,7 +30,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     from the text unless `include_stop_str_in_output`. The first `min_tokens` tokens hold neither an end of the model nor one
     of `stop_token_ids`, and stop strings are looked for behind them. `allowed_token_ids`: no others may come.
     `bad_words`: as tokens; the last token of one may not come behind the others. `skip_special_tokens` False: the text names
-    special tokens."""
+    special tokens. `use_beam_search`: the sequences of a Work are its beams; nothing is said before the search is over, then
+    they are its results, best first by total log-probability / length ** `length_penalty` (beams.py)."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -51,6 +53,15 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     skip_special_tokens: bool = True
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+
+
+class EmbedInput(msgspec.Struct, frozen=True, array_like=True):
+    """One text to embed, as `Work` has its prompt: token ids (native) or text (fake). Truncation is done."""
+
+    ids: list[int]
+    text: str = ""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -60,6 +71,9 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     `resume[i]` = tokens that sequence i has already emitted on another replica: they are context, count neither as
     output nor against a second bill, but do count against `sampling.max_tokens`. `share` is the opaque name under
     which fairness and cache salt are kept (the tenant), `priority` 0 is the most urgent band.
+
+    `kind` "embed": one vector for each of `inputs`, which are numbered from 0 like samples; `sequences` is their number,
+    prompt and sampling do not count.
     """
 
     request_id: str
@@ -72,6 +86,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     share: str = ""
     weight: float = 1.0
     priority: int = 0
+    kind: WorkKind = "generate"
+    inputs: list[EmbedInput] = []
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -85,7 +101,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 class EngineUsage(msgspec.Struct, frozen=True, array_like=True):
     """Tokens of one attempt. `prompt_tokens` counts the prompt once (without resumed tokens), `cached_tokens` the part
-    of it that came from the prefix cache, `output_tokens` the tokens sampled by this attempt over all sequences."""
+    of it that came from the prefix cache, `output_tokens` the tokens sampled by this attempt over all sequences. Of an
+    embedding the prompt is the tokens of all inputs that have their vector."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -97,7 +114,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 
     `text` never ends inside a UTF-8 character or inside a possible stop string. `finish` is None until the sequence
     ends: stop | length | cancelled | error. `usage` is set on the last delta of the attempt (all sequences ended),
-    exactly once. `cum_logprob` is set with `finish`.
+    exactly once. `cum_logprob` is set with `finish`. `vector`: the embedding of input `index` as little-endian float32 of
+    length 1, whole in one delta, which ends that input with "stop".
     """
 
     request_id: str
@@ -110,6 +128,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     cum_logprob: float = 0.0
     usage: EngineUsage | None = None
+    vector: bytes | None = None
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):

@@ -87,14 +87,15 @@ class TorchRunner:
 
     def _update_table(self, seq: Sequence) -> None:
         count = len(seq.blocks)
-        owner, preemptions, written = self._known[seq.row]
-        if owner is not seq or preemptions != seq.preemptions:
+        stay = seq.preemptions + seq.rounds
+        owner, known_stay, written = self._known[seq.row]
+        if owner is not seq or known_stay != stay:
             written = 0
         if written != count:
             self._tables[seq.row, written:count] = seq.blocks[written:]
             # blocks that only drafts need may be others the next time
             kept = -(-len(seq.tokens) // self._block_tokens) if seq.drafts else count
-            self._known[seq.row] = (seq, seq.preemptions, min(kept, count))
+            self._known[seq.row] = (seq, stay, min(kept, count))
 
     def _batch(self, singles: list[Sequence], chunks: list[Slice]) -> tuple[Batch, list[Sequence]]:
         places = [(seq, ahead) for seq in singles for ahead in range(1 + len(seq.drafts))]

@@ -84,15 +84,19 @@ class Scheduler:
         step = list(self.running.decoding.values())
         budget = self.max_num_batched_tokens - len(step)
         alone = len(self.waiting) + len(self.running) == 1
-        chunk_max = self.max_num_batched_tokens if alone else self.chunks.cap(len(step))
         chunks: list[Slice] = []
+
+        def part(seq: Sequence) -> Slice:
+            most = self.max_num_batched_tokens if alone else self.chunks.cap(len(step), seq.computed)
+            return Slice(seq, min(seq.wanted, most, budget))
+
         for seq in self.running.prefilling():
             if budget <= 0:
                 break
-            chunks.append(Slice(seq, min(seq.wanted, chunk_max, budget)))
+            chunks.append(part(seq))
             budget -= chunks[-1].size
         while budget > 0 and (admitted := self._admission.admit(above=given_way)) is not None:
-            chunks.append(Slice(admitted, min(admitted.wanted, chunk_max, budget)))
+            chunks.append(part(admitted))
             budget -= chunks[-1].size
         # those that decode would wait for what prefills get on top of their parts
         return step + (chunks if step else _fill(chunks, budget))
@@ -162,6 +166,22 @@ class Scheduler:
         """Sends a running sequence back into the queue."""
         self._admission.preempt(seq)
 
+    def hold(self, seq: Sequence) -> None:
+        """A running beam that is computed lets go of row and blocks, which the prefix cache knows, until `fork`."""
+        self.running.leave(seq)
+        self.waiting.forgive(seq)
+        self._tables.free(seq)
+        seq.status = Status.HELD
+
+    def fork(self, group: Group, forks: list[tuple[int, int]]) -> None:
+        """The next round of a search whose beams are all held: each takes the text of one of them, and one token more."""
+        texts = [(seq.tokens, seq.keys) for seq in group.members]
+        for seq, (parent, token) in zip(group.members, forks, strict=False):
+            tokens, keys = texts[parent]
+            seq.tokens, seq.keys = [*tokens, token], list(keys)
+            seq.rounds += 1
+            self._admission.enqueue(seq)
+
     def check(self) -> list[str]:
         """Recounts blocks, rows and queues from the sequences themselves; returns what disagrees."""
         problems = self.pool.check(seq.blocks for seq in self._all())
@@ -183,6 +203,8 @@ class Scheduler:
             yield from (seq for seq in group.members if seq.status is not Status.ENDED)
 
     def _release_held(self, group: Group, leader: Sequence | None) -> None:
+        if group.beams is not None:
+            return
         for seq in self._tables.release_held(group, leader):
             self._admission.enqueue(seq)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from rungway.engine.beams import Beams
 from rungway.engine.protocol import Work
 
 
@@ -39,6 +40,7 @@ class Sequence:
         "mark",
         "owed",
         "preemptions",
+        "rounds",
         "row",
         "share",
         "skips",
@@ -69,6 +71,7 @@ class Sequence:
         self.row = -1
         self.status = Status.HELD
         self.preemptions = 0
+        self.rounds = 0  # how often it took over the text of a beam
         self.skips = 0  # how often a younger one of its line went before it (lpm.py)
         self.held_since = -1  # step from which it waits for another to compute its beginning (lpm.py)
 
@@ -90,7 +93,7 @@ class Group:
     """All sequences of one Work. `sampled` counts this attempt's tokens over all of them; `cached` are the prompt tokens
     that the first admission found in the prefix cache, None before it."""
 
-    __slots__ = ("cached", "live", "members", "sampled", "work")
+    __slots__ = ("beams", "cached", "live", "members", "sampled", "work")
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -98,3 +101,4 @@ class Group:
         self.live = work.sequences
         self.sampled = 0
         self.cached: int | None = None
+        self.beams: Beams | None = None  # where its members are beams of one search

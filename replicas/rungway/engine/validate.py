@@ -11,11 +11,17 @@ from rungway.engine.protocol import Sampling, Work
 SEQUENCES_MAX = 128
 LOGPROBS_MAX = 64
 STOPS_MAX = 64
+INPUTS_MAX = 65_536  # of a request for embeddings; callers bound it far lower
+NO_EMBEDDINGS = "this engine generates text; it makes no embeddings"
 BAD_WORDS_MAX = 256
+BEAMS_MAX = 16
+BEAM_PENALTY_MAX = 10.0
 
 
 def problem(work: Work, *, vocab_size: int, context: int) -> str | None:
     """Why `work` cannot run, in words for its sender, or None. `context` = positions that one sequence may have."""
+    if work.kind != "generate":
+        return NO_EMBEDDINGS
     if not 1 <= work.sequences <= SEQUENCES_MAX:
         return f"sequences must be between 1 and {SEQUENCES_MAX}, not {work.sequences}"
     if len(work.resume) > work.sequences:
@@ -30,6 +36,8 @@ def problem(work: Work, *, vocab_size: int, context: int) -> str | None:
             return f"a token id is outside the vocabulary of {vocab_size}"
     if not (work.weight > 0 and math.isfinite(work.weight)):
         return f"weight must be positive, not {work.weight}"
+    if work.sampling.use_beam_search and (work.sequences > BEAMS_MAX or any(work.resume)):
+        return f"a beam search has at most {BEAMS_MAX} beams, and begins at the prompt"
     return _sampling_problem(work.sampling, vocab_size)
 
 
@@ -64,4 +72,29 @@ def _sampling_problem(ask: Sampling, vocab_size: int) -> str | None:
         (ask.constraint is None or not ask.min_tokens, "min_tokens cannot go with a constraint, which sets the end"),
         (ask.constraint is None or not ask.ignore_eos, "ignore_eos cannot go with a constraint, which sets the end"),
     )
-    return next((message for holds, message in rules if not holds), None)
+    return next((message for holds, message in rules if not holds), None) or _beams_problem(ask)
+
+
+def _beams_problem(ask: Sampling) -> str | None:
+    """Beams are ranked by what the model says and nothing else."""
+    if not ask.use_beam_search:
+        return None
+    if not -BEAM_PENALTY_MAX <= ask.length_penalty <= BEAM_PENALTY_MAX:
+        return f"length_penalty must be between {-BEAM_PENALTY_MAX} and {BEAM_PENALTY_MAX}"
+    plain = Sampling(
+        max_tokens=ask.max_tokens,
+        temperature=ask.temperature,
+        top_p=ask.top_p,
+        top_k=ask.top_k,
+        min_p=ask.min_p,
+        seed=ask.seed,
+        ignore_eos=ask.ignore_eos,
+        stop_token_ids=ask.stop_token_ids,
+        include_stop_str_in_output=ask.include_stop_str_in_output,
+        skip_special_tokens=ask.skip_special_tokens,
+        use_beam_search=True,
+        length_penalty=ask.length_penalty,
+    )
+    if ask != plain:
+        return "a beam search takes no stop strings, logprobs, constraint, bias, penalties, min_tokens, allowed or bad tokens"
+    return None
