@@ -504,4 +504,4 @@ def test_a_pool_knows_what_each_of_its_replicas_caches_until_the_replica_is_lost
     report(PrefixNews(False, [keys[3]], [keys[1]]))
     assert pool.prefixes[replica_id].leading(keys) == 1
     world.lose(replica_id)
-    assert pool.prefixes == {}
+    assert pool.prefixes == {} and pool.where == {}

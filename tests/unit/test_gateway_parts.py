@@ -269,12 +269,13 @@ def test_the_keys_of_a_prompt_are_those_of_each_tiers_engine_and_of_the_tenant_a
         tokenizers._loaded[(each.backend, each.model)] = WORDS
     plan = Plan("m", (tier,), (tier,), False)
     size = catalogue.tiers[tier].versions[0].cache_block_tokens
-    found = prefix_keys(Prompt(text=text), plan, tokenizers, catalogue, "acme")
+    found, steps = prefix_keys(Prompt(text=text), plan, tokenizers, catalogue, "acme")
+    assert steps == {tier: size}
     assert only == "fake" and found == {tier: chain_keys("acme", word_ids(text), size)} and len(found[tier]) == 6
-    assert not set(found[tier]) & set(prefix_keys(Prompt(text=text), plan, tokenizers, catalogue, "other")[tier])
+    assert not set(found[tier]) & set(prefix_keys(Prompt(text=text), plan, tokenizers, catalogue, "other")[0][tier])
     ids = list(range(7, 57))
-    assert prefix_keys(Prompt(ids=ids), plan, tokenizers, catalogue, "acme") == {tier: chain_keys("acme", ids, size)}
-    assert prefix_keys(Prompt(text="short"), plan, tokenizers, catalogue, "acme") == {}
+    assert prefix_keys(Prompt(ids=ids), plan, tokenizers, catalogue, "acme")[0] == {tier: chain_keys("acme", ids, size)}
+    assert prefix_keys(Prompt(text="short"), plan, tokenizers, catalogue, "acme") == ({}, {})
 
 
 @pytest.mark.parametrize("bound", [0, 2])
@@ -285,5 +286,5 @@ def test_no_more_keys_are_named_than_the_bound_allows(bound: int) -> None:
     for each in catalogue.versions.values():
         tokenizers._loaded[(each.backend, each.model)] = WORDS
     prompt = Prompt(text="word " * 500)
-    found = prefix_keys(prompt, Plan("m", (tier,), (tier,), False), tokenizers, catalogue, "acme")
+    found, _ = prefix_keys(prompt, Plan("m", (tier,), (tier,), False), tokenizers, catalogue, "acme")
     assert [len(keys) for keys in found.values()] == ([bound] if bound else [])

@@ -143,6 +143,8 @@ def requote(cell: Cell, flight: Flight, now: Now, least_rung: int = 0) -> None:
     everywhere = any(flight.rungs.get(name) for name in ask.tiers)
     views, predicted = [], {}
     for name, pool in cell.pools.items():
+        if pool.tier.kind is not ask.kind:
+            continue
         version = pool.pick_version(key)
         if not everywhere and name not in ask.tiers:
             views.append(pool.idle_view(version))

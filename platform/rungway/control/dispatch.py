@@ -14,6 +14,7 @@ from rungway.control.flight import Attempt, Flight
 from rungway.control.line import left_queue
 from rungway.control.pool import Pool
 from rungway.control.shares import share_allows
+from rungway.control.warm import local, warmth
 from rungway.messages import Granted
 from rungway.policies.fairness import Queued, Verdict
 from rungway.policies.placement import ReplicaView
@@ -25,13 +26,14 @@ def dispatch(cell: Cell, now: Now) -> None:
     for pool in cell.pools.values():
         while pool.queue.depth() and pool.has_room():
             judge = _Judge(cell, pool, now)
-            entry = pool.queue.select(judge)
+            entry = pool.queue.select(judge, local(pool, now.mono_ns))
             if entry is None:
                 break
             flight = entry.payload
             assert isinstance(flight, Flight) and judge.view is not None
             left_queue(pool, flight)
-            _grant_on(cell, pool, flight, judge.view, now)
+            charged = int(entry.charge)
+            _grant_on(cell, pool, flight, judge.view, charged, now)
 
 
 class _Judge:
@@ -56,8 +58,12 @@ class _Judge:
             return Verdict.SKIP_TENANT
         if self.claims and not keeps_clear(self.pool, self.claims, flight):
             return Verdict.SKIP_TENANT
-        self.view = self.pool.place(flight, flight.sequences, flight.held_tokens, self.now.mono_ns, kept=self.kept)
+        warm = warmth(self.pool, flight, self.now.mono_ns)
+        self.view = self.pool.place(
+            flight, flight.sequences, flight.held_tokens, self.now.mono_ns, kept=self.kept, warmth=warm
+        )
         if self.view is not None:
+            entry.cached = float(warm.cached(self.view.bit))
             return Verdict.TAKE
         shard = self.pool.shard(flight)
         if shard is None:
@@ -66,7 +72,7 @@ class _Judge:
         return Verdict.SKIP_TENANT
 
 
-def _grant_on(cell: Cell, pool: Pool, flight: Flight, view: ReplicaView, now: Now) -> None:
+def _grant_on(cell: Cell, pool: Pool, flight: Flight, view: ReplicaView, charged: int, now: Now) -> None:
     """Bind the flight to a replica: a new attempt that holds its capacity until the engine reports its end."""
     offer = flight.offer
     assert offer is not None
@@ -75,7 +81,7 @@ def _grant_on(cell: Cell, pool: Pool, flight: Flight, view: ReplicaView, now: No
     output = max(0, flight.held_tokens - offer.prompt_tokens)
     attempt = Attempt(view.replica_id, flight.sequences, flight.held_tokens, output, flight.band)
     attempt.granted_ns = now.mono_ns
-    attempt.charged = 0 if flight.begun else offer.prompt_tokens
+    attempt.charged = charged
     flight.attempts[number] = attempt
     pool.claims.pop(flight.ask.request_id, None)
     pool.hold(attempt, flight.state)

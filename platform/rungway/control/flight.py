@@ -6,17 +6,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from rungway.contracts import Price
+from rungway.contracts import Price, TierKind
 from rungway.control.tenant_state import BANDS, TenantState
 from rungway.outcomes import Outcome
 from rungway.policies.fairness import Queued
+from rungway.policies.locality import Warmth
 from rungway.policies.offers import Quote
 from rungway.types import Ask, AttemptEnd, Finish, Grant, LedgerRow, Offer, OfferKind
 
 
 class Attempt:
     """One try on one replica: the capacity it holds there and how it ended. `charged`: prompt tokens that the fair queue
-    charged for it; `band`: its class; `evicted_ns`: when the replica was told to stop it."""
+    charged for it, 0 for a repeat; `band`: its class; `evicted_ns`: when the replica was told to stop it."""
 
     __slots__ = (
         "band",
@@ -83,6 +84,8 @@ class Flight:
         "running",
         "state",
         "submitted_ns",
+        "warm_until_ns",
+        "warmth",
     )
 
     def __init__(self, ask: Ask, state: TenantState, now_ns: int) -> None:
@@ -111,6 +114,8 @@ class Flight:
         self.finish: Finish | None = None
         self.finish_ns = 0
         self.gateway_lost_ns: int | None = None
+        self.warmth: Warmth | None = None
+        self.warm_until_ns = 0
 
     @property
     def band(self) -> int:
@@ -174,12 +179,18 @@ def bill(flight: Flight, price: Price) -> Bill:
         wasted += emitted - paid
         if usage is not None and (paid or number == last) and usage.prompt_tokens:
             prompt, cached = usage.prompt_tokens, max(cached, usage.cached_tokens)
-    if output and not prompt and flight.offer is not None:
+    if (output or _embedded(flight)) and not prompt and flight.offer is not None:
         prompt = flight.offer.prompt_tokens
     if not output and _engine_failed(flight):
         prompt = cached = 0
     cost = price.cost_nusd(input_tokens=prompt, cached_tokens=cached, output_tokens=output)
     return Bill(prompt, cached, output, wasted, cost)
+
+
+def _embedded(flight: Flight) -> bool:
+    """The client has its vectors, whatever became of the engine's report."""
+    asked = flight.ask.kind is TierKind.EMBEDDING and flight.offer is not None and flight.offer.kind is OfferKind.MODEL
+    return asked and flight.finish is not None and flight.finish.outcome == Outcome.COMPLETED
 
 
 def _engine_failed(flight: Flight) -> bool:

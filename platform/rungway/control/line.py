@@ -31,7 +31,7 @@ def hold(cell: Cell, flight: Flight, offer: Offer, need: int, now: Now) -> None:
         state.budget.settle(flight.held_nusd, 0, now.wall_ns)
     state.tokens.take(need, now.mono_ns)
     state.budget.hold(offer.price_nusd, now.wall_ns)
-    flight.offer, flight.pool = offer, offer.tier
+    flight.offer, flight.pool, flight.warmth = offer, offer.tier, None
     flight.held_tokens, flight.held_nusd = need, offer.price_nusd
 
 

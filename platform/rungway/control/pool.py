@@ -21,9 +21,10 @@ from rungway.messages import ReplicaInfo
 from rungway.policies.breaker import Breaker
 from rungway.policies.fairness import FairQueue
 from rungway.policies.ladder import LadderState
+from rungway.policies.locality import Warmth
 from rungway.policies.offers import TierView
 from rungway.policies.placement import ReplicaView, choose
-from rungway.policies.prefixes import HeldPrefixes
+from rungway.policies.prefixes import HeldPrefixes, free_bit
 from rungway.policies.reclaim import Claim
 from rungway.policies.shard import shard_of
 from rungway.policies.versions import pick_version
@@ -63,6 +64,7 @@ class Pool:
         "stats",
         "tier",
         "views",
+        "where",
     )
 
     def __init__(self, tier: Tier, spec: ControllerSpec) -> None:
@@ -79,6 +81,7 @@ class Pool:
         self.views: dict[str, ReplicaView] = {}
         self.stats: dict[str, EngineStats] = {}
         self.prefixes: dict[str, HeldPrefixes] = {}
+        self.where: dict[int, int] = {}  # prefix key -> bits of the replicas that hold it
         self.shards: dict[tuple[str, str], frozenset[str]] = {}  # (tenant, version): its replicas, as far as asked for
         self.breakers: dict[str, Breaker] = {}
         self.pace = Pace()
@@ -98,7 +101,8 @@ class Pool:
         if view is None:
             view = ReplicaView(info.replica_id, info.tier, info.version, info.max_num_seqs, info.kv_tokens)
             self.views[info.replica_id] = view
-            self.prefixes[info.replica_id] = HeldPrefixes()
+            held = self.prefixes[info.replica_id] = HeldPrefixes(self.where, free_bit(self.prefixes.values()))
+            view.bit = held.bit
             self.breakers[info.replica_id] = Breaker(self.spec.breaker_failures, self.spec.breaker_open_s)
         view.reported_ns = now_ns
         view.draining = info.state == "draining"
@@ -109,7 +113,8 @@ class Pool:
     def drop(self, replica_id: str) -> None:
         self.views.pop(replica_id, None)
         self.stats.pop(replica_id, None)
-        self.prefixes.pop(replica_id, None)
+        if (held := self.prefixes.pop(replica_id, None)) is not None:
+            held.clear()
         self.breakers.pop(replica_id, None)
         self.shards.clear()
 
@@ -129,8 +134,12 @@ class Pool:
 
     def ready(self, now_ns: int) -> list[ReplicaView]:
         """Replicas that may get new work: reporting, not draining."""
-        stale_ns = int(self.spec.replica_stale_s * NS_PER_S)
-        return [v for v in self.views.values() if not v.draining and now_ns - v.reported_ns <= stale_ns]
+        return [v for v in self.views.values() if not v.draining and now_ns - v.reported_ns <= self.stale_ns]
+
+    @property
+    def stale_ns(self) -> int:
+        """A replica silent for longer is full."""
+        return int(self.spec.replica_stale_s * NS_PER_S)
 
     def has_room(self) -> bool:
         """Cheap test before asking the queue: some replica has a free sequence slot."""
@@ -151,15 +160,21 @@ class Pool:
         return self.shards[key]
 
     def place(
-        self, flight: Flight, sequences: int, tokens: int, now_ns: int, *, kept: Collection[str] = ()
+        self,
+        flight: Flight,
+        sequences: int,
+        tokens: int,
+        now_ns: int,
+        *,
+        kept: Collection[str] = (),
+        warmth: Warmth | None = None,
     ) -> ReplicaView | None:
         """A replica of the offered version with room, or None. `kept` ones are for somebody who is before this one."""
         assert flight.offer is not None
-        version = flight.offer.version
         for replica_id, breaker in self.breakers.items():
             self.views[replica_id].breaker_open = not breaker.ready(now_ns)
         shard = self.shard(flight)
-        views = [v for v in self.views.values() if v.version == version and v.replica_id not in kept]
+        views = [v for v in self.views.values() if v.version == flight.offer.version and v.replica_id not in kept]
         return choose(
             views if shard is None else [view for view in views if view.replica_id in shard],
             sequences=sequences,
@@ -167,8 +182,10 @@ class Pool:
             session=flight.ask.session,
             avoid=flight.avoid,
             now_ns=now_ns,
-            stale_ns=int(self.spec.replica_stale_s * NS_PER_S),
+            stale_ns=self.stale_ns,
             factor=self.spec.in_flight_factor,
+            warmth=warmth,
+            imbalance=self.spec.locality_imbalance_max,
         )
 
     def candidates(self, flight: Flight, now_ns: int) -> list[ReplicaView]:

@@ -81,7 +81,9 @@ def attempt_ended(cell: Cell, replica_id: str, end: AttemptEnd, now: Now) -> Non
     pool = cell.pools[flight.pool]
     pool.release(attempt, flight.state)
     usage = end.usage
-    owed = 2.0 * (usage.output_tokens - attempt.emitted) - min(usage.cached_tokens, attempt.charged)
+    owed = 2.0 * (usage.output_tokens - attempt.emitted)
+    if attempt.charged:  # what was expected to be cached is corrected to what was
+        owed += usage.prompt_tokens - usage.cached_tokens - attempt.charged
     attempt.emitted = max(attempt.emitted, usage.output_tokens)
     pool.queue.charge(end.billing.tenant, flight.band, owed)
     if end.finish in ("stop", "length"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from enum import Enum
+from math import inf
 
 
 class Verdict(Enum):
@@ -24,10 +25,22 @@ class Verdict(Enum):
 
 
 class Queued:
-    """One waiting request. `band` indexes CLASS_ORDER; `cost` is what dispatch charges, in weighted tokens;
-    `deadline_ns` is monotonic (a large number = none)."""
+    """One waiting request. `band` indexes CLASS_ORDER; `cost` is its whole input, in weighted tokens, of which dispatch
+    charges what is not in `cached`: so much the judge that takes it expects its replica to hold already. `deadline_ns` is
+    monotonic (a large number = none)."""
 
-    __slots__ = ("band", "cost", "deadline_ns", "enqueued_ns", "payload", "request_id", "seq", "tenant", "weight")
+    __slots__ = (
+        "band",
+        "cached",
+        "cost",
+        "deadline_ns",
+        "enqueued_ns",
+        "payload",
+        "request_id",
+        "seq",
+        "tenant",
+        "weight",
+    )
 
     def __init__(
         self,
@@ -45,25 +58,33 @@ class Queued:
         self.band = band
         self.weight = weight
         self.cost = cost
+        self.cached = 0.0
         self.deadline_ns = deadline_ns
         self.enqueued_ns = enqueued_ns
         self.payload = payload
         self.seq = -1  # place of arrival, given by `push`: first in, first out among equal deadlines
+
+    @property
+    def charge(self) -> float:
+        """What its dispatch costs its tenant now."""
+        return max(0.0, self.cost - self.cached)
 
 
 Judge = Callable[[Queued], Verdict]
 
 
 class Flow:
-    """One tenant in one band. `counter` is service / weight; `waiting` is sorted by (deadline, arrival)."""
+    """One tenant in one band. `counter` is service / weight; `waiting` is sorted by (deadline, arrival); `passes` counts
+    its dispatches since the first in line was one."""
 
-    __slots__ = ("counter", "order", "tenant", "waiting", "weight")
+    __slots__ = ("counter", "order", "passes", "tenant", "waiting", "weight")
 
     def __init__(self, tenant: str, weight: float, order: int) -> None:
         self.tenant = tenant
         self.weight = weight
         self.order = order
         self.counter = 0.0
+        self.passes = 0
         self.waiting: list[tuple[int, int, Queued]] = []
 
 
@@ -78,7 +99,8 @@ class Band:
 
     `ready` holds the flows that wait, sorted by (counter, order). `owed` is how many weighted tokens the band is behind
     (> 0) or ahead (< 0) of its minimum share. Dispatch knows only `cost`; output is charged later. So the band learns
-    what its requests cost in the end per token of `cost`, and the account weighs dispatches by that.
+    what its requests cost in the end per token of `cost`, and the account weighs dispatches by that. `level` is where
+    deficits end when the order is by locality (`locality.py`), `floor` what the last walk lifts passed flows to at most.
     """
 
     __slots__ = (
@@ -86,8 +108,10 @@ class Band:
         "depth",
         "dispatched",
         "dispatches",
+        "floor",
         "flows",
         "last",
+        "level",
         "owed",
         "passed",
         "ready",
@@ -104,6 +128,8 @@ class Band:
         self.weight = 0.0  # of the flows in `ready`
         self.last: Flow | None = None
         self.passed: list[Flow] = []
+        self.level = 0.0
+        self.floor = inf
         self.dispatched = 0.0
         self.charged = 0.0
         self.dispatches = 0
@@ -139,9 +165,10 @@ class Band:
     def overtake(self, flow: Flow) -> None:
         """`flow` is served although the flows passed at their caps had smaller counters: lift those to its level. A cap
         earns no credit either, and a capped flow must not hold down the level to which newcomers are lifted."""
+        lowest = min(flow.counter, self.floor)
         for other in self.passed:
-            if other.counter < flow.counter:
-                self._move(other, flow.counter)
+            if other.counter < lowest:
+                self._move(other, lowest)
 
     def _move(self, flow: Flow, counter: float) -> None:
         if flow.waiting:
@@ -153,6 +180,7 @@ class Band:
         """The first entry, by counter and deadline, that the judge takes (entry, True) or stops at (entry, False);
         (None, False) when nothing in the band may run."""
         self.passed.clear()
+        self.floor = inf
         for _, _, flow in self.ready:
             for _, _, entry in flow.waiting:
                 verdict = judge(entry)

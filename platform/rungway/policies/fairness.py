@@ -10,7 +10,8 @@ Between bands the higher class goes first, except that a band which has been giv
 waited goes before it. What a band takes beyond its share while nobody claims it is lent, never held against it.
 
 Cost per operation: O(log n) plus a memory move over the tenants that wait in the band; `select` calls the judge once per
-entry that it has to pass. The number of entries is bounded by the caller (queue_max per tenant).
+entry that it has to pass. The number of entries is bounded by the caller (queue_max per tenant). With `Local`, the order
+inside a band is that of `locality.py`, which prefers cached beginnings and widens the bound by a quantum.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 
 from rungway.contracts import CLASS_ORDER
+from rungway.policies import locality
 from rungway.policies.bands import Band, Flow, Judge, Queued, Verdict
+from rungway.policies.locality import Local
 
 __all__ = ["FairQueue", "Judge", "Queued", "Verdict"]
 
@@ -77,9 +80,9 @@ class FairQueue:
             self._detach(entry)
         return entry
 
-    def select(self, judge: Judge) -> Queued | None:
+    def select(self, judge: Judge, local: Local | None = None) -> Queued | None:
         """Remove, charge and return the next request that the judge takes, or None. The judge must not change the
-        queue.
+        queue; it may say what part of an entry's cost is `cached`. `local`: order by locality inside a band.
 
         First the bands that are owed service, then all in class order. A STOP keeps its own and all lower bands from
         the place, except those that are owed service themselves; a band that is owed a whole such request keeps
@@ -88,7 +91,7 @@ class FairQueue:
         barrier = len(self._bands)
         claimants = [band for band in self._bands if band.owed > 0.0 and band.depth]
         for band in claimants:
-            entry, taken = band.walk(judge)
+            entry, taken = _walk(band, judge, local)
             if taken and entry is not None:
                 return self._take(band, entry)
             if entry is not None:
@@ -97,7 +100,7 @@ class FairQueue:
                 barrier = min(barrier, entry.band)
         for band in self._bands[:barrier]:
             if band.depth and band not in claimants:
-                entry, taken = band.walk(judge)
+                entry, taken = _walk(band, judge, local)
                 if taken and entry is not None:
                     return self._take(band, entry)
                 if entry is not None:
@@ -172,12 +175,13 @@ class FairQueue:
             self._unit = 0.0
 
     def _take(self, band: Band, entry: Queued) -> Queued:
-        self._account(band, band.weigh(entry.cost))
-        band.remember(entry.cost)
+        self._account(band, band.weigh(entry.charge))
+        band.remember(entry.charge)
         flow = band.flows[entry.tenant]
+        flow.passes = 0 if flow.waiting[0][2] is entry else flow.passes + 1
         band.overtake(flow)
         self._detach(entry)
-        band.charge(flow, entry.cost)
+        band.charge(flow, entry.charge)
         return entry
 
     def _account(self, served: Band, cost: float) -> None:
@@ -196,3 +200,7 @@ class FairQueue:
                 band.owed = min(limit, band.owed + band.share * cost)
             else:
                 band.owed = min(0.0, band.owed + band.share * cost)
+
+
+def _walk(band: Band, judge: Judge, local: Local | None) -> tuple[Queued | None, bool]:
+    return band.walk(judge) if local is None else locality.walk(band, judge, local)

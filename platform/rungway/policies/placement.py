@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import blake2b
+from math import inf
+
+from rungway.policies.locality import Warmth
 
 _MASK = (1 << 64) - 1
 
@@ -13,6 +16,7 @@ class ReplicaView:
     ended; the report of the replica itself only has to be fresh (`reported_ns`, monotonic)."""
 
     __slots__ = (
+        "bit",
         "breaker_open",
         "draining",
         "hash_seed",
@@ -51,6 +55,7 @@ class ReplicaView:
         self.draining = draining
         self.breaker_open = breaker_open
         self.hash_seed = _digest(replica_id)
+        self.bit = 0  # its place in the pool's map of prefixes
 
     @property
     def ready(self) -> bool:
@@ -68,6 +73,8 @@ def choose(
     now_ns: int,
     stale_ns: int,
     factor: float,
+    warmth: Warmth | None = None,
+    imbalance: float = 0.0,
 ) -> ReplicaView | None:
     """The replica for `sequences` sequences that hold `tokens` tokens together, or None when none has room.
 
@@ -75,11 +82,16 @@ def choose(
     `stale_ns` counts as full. A session goes to its rendezvous replica (highest hash of session and replica, so that
     every caller agrees without a table and a lost replica moves only its own sessions) while that one has room, else
     to the least loaded, ties by id. A replica in `avoid` (it failed this request) is taken only if no other is ready.
+
+    With `warmth` and an `imbalance` above 0 the choice is by expected cost instead, see `_cheapest`.
     """
     ready = [view for view in views if not (view.draining or view.breaker_open)]
     if avoid:
         ready = [view for view in ready if view.replica_id not in avoid] or ready
     fresh = [view for view in ready if now_ns - view.reported_ns <= stale_ns]
+    if warmth is not None and imbalance > 0.0:
+        able = [view for view in fresh if _has_room(view, sequences, tokens, factor)]
+        return _cheapest(able, _home(fresh, session) if session and fresh else None, warmth, imbalance, factor)
     if session is not None and fresh:
         home = _home(fresh, session)
         if _has_room(home, sequences, tokens, factor):
@@ -92,6 +104,42 @@ def choose(
             if best is None or (load, view.replica_id) < (best_load, best.replica_id):
                 best, best_load = view, load
     return best
+
+
+def _cheapest(
+    able: list[ReplicaView], home: ReplicaView | None, warmth: Warmth, imbalance: float, factor: float
+) -> ReplicaView | None:
+    """The replica on which the prompt costs least, in prompt tokens:
+
+        prompt - cached there + prompt x (load there - lowest load) / imbalance
+
+    A whole prompt in the cache is worth as much as a difference in load of `imbalance`; from there on no cache is worth
+    going to a busier replica, so one hot beginning spreads instead of piling up. A session's home counts as holding half
+    of what no replica is known to hold: news of a cache come late, and only of its beginnings. Ties by load, then by id.
+    """
+    if not able:
+        return None
+    loads = [_load(view, factor) for view in able]
+    lowest = min(loads)
+    cached = [warmth.cached(view.bit) for view in able]
+    unknown = warmth.prompt - max(cached)
+    price = warmth.prompt / imbalance
+    best, best_cost = able[0], (inf, inf, "")
+    for view, load, held in zip(able, loads, cached, strict=True):
+        worth = held + unknown / 2 if view is home else held
+        cost = (price * (load - lowest) - worth, load, view.replica_id)
+        if cost < best_cost:
+            best, best_cost = view, cost
+    return best
+
+
+def open_to_work(views: Iterable[ReplicaView], *, now_ns: int, stale_ns: int, factor: float) -> int:
+    """Bits of the replicas that could take a sequence now."""
+    mask = 0
+    for view in views:
+        if view.ready and now_ns - view.reported_ns <= stale_ns and view.running < int(factor * view.max_num_seqs):
+            mask |= view.bit
+    return mask
 
 
 def saturation(views: Iterable[ReplicaView], *, now_ns: int, stale_ns: int, factor: float) -> float:

@@ -48,9 +48,12 @@ class Gateway(Section):
     constraint_check_s: Positive = Field(
         default=_GATEWAY.constraint_check_s, description="Longest time that a gateway checks one for."
     )
+    embedding_inputs_max: Count = Field(
+        default=_GATEWAY.embedding_inputs_max, description="Texts in one request for embeddings."
+    )
     prefix_keys_max: Annotated[int, rules.whole(0, 64)] = Field(
         default=_GATEWAY.prefix_keys_max,
-        description="Leading prompt blocks that a gateway names to the controller, for placement by locality; 0 = none.",
+        description="Keys of a prompt's beginning that a gateway names to the controller, for placement by locality; 0 = none.",
     )
 
 
@@ -183,6 +186,18 @@ class Controller(Section):
     )
     tick_ms: Positive = Field(
         default=_CONTROLLER.tick_ms, description="Longest pause between looks at queue and ladder, ms."
+    )
+    order: Annotated[str, rules.one_of("vtc", "dlpm")] = Field(
+        default=_CONTROLLER.order,
+        description="Order inside a class: least served tenant first, or within a quantum the longest cached prompt beginning.",
+    )
+    locality_quantum_tokens: Count = Field(
+        default=_CONTROLLER.locality_quantum_tokens,
+        description="Weighted tokens per unit of weight by which `dlpm` may prefer one tenant to another.",
+    )
+    locality_imbalance_max: Annotated[float, rules.number(0, 1)] = Field(
+        default=_CONTROLLER.locality_imbalance_max,
+        description="Difference in load of two replicas that a wholly cached prompt is worth; 0 = placement ignores caches.",
     )
     preempt: Preempt = Field(default_factory=Preempt, description="When running work gives way to other work.")
     shed: Shed = Field(default_factory=Shed, description="Who is turned away when the queue grows.")

@@ -11,7 +11,7 @@ from rungway.outcomes import Outcome
 from rungway.simulate.flight import Flight
 from rungway.simulate.gateway import SimGateway
 from rungway.simulate.loop import Loop
-from rungway.simulate.prefix import prefix_keys
+from rungway.simulate.prefix import CACHE_BLOCK_TOKENS, prefix_keys
 from rungway.simulate.workload import Arrival
 from rungway.types import Ask
 
@@ -108,6 +108,7 @@ class Clients:
         arrival, contract = call.arrival, self._tenants[call.arrival.tenant]
         model = arrival.model or contract.models[0]
         self._serial += 1
+        keys = prefix_keys(arrival.tenant, arrival.blocks)[: self.platform.gateway.prefix_keys_max]
         prompt, limit = max(1, arrival.input_tokens), self.platform.ladder.context_limit_tokens
         return Ask(
             request_id=f"q{self._serial}",
@@ -126,9 +127,8 @@ class Clients:
             action=arrival.action,
             deadline_ms=arrival.deadline_ms,
             session=arrival.session,
-            prefix_keys=dict.fromkeys(self._names, prefix_keys(arrival.tenant, arrival.blocks))
-            if arrival.blocks
-            else {},
+            prefix_keys=dict.fromkeys(self._names, keys) if keys else {},
+            key_tokens=dict.fromkeys(self._names, CACHE_BLOCK_TOKENS) if keys else {},
         )
 
     # -- ends -------------------------------------------------------------------------------------------------

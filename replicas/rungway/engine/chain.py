@@ -11,7 +11,7 @@ import hashlib
 import zlib
 from array import array
 
-DEPTH_MAX = 64  # blocks of one text whose keys are told to anybody
+DEPTH_MAX = 64  # keys of one text that are told to anybody
 
 
 def root(share: str) -> bytes:
@@ -29,15 +29,18 @@ def short(key: bytes) -> int:
     return int.from_bytes(key[:8], "little")
 
 
-def chain_keys(share: str, tokens: list[int], block_tokens: int, limit: int = DEPTH_MAX) -> tuple[int, ...]:
-    """Short keys of the leading whole blocks of a prompt that an engine could find, at most `limit`. The last token is
-    never found: it is always computed anew."""
-    count = min(limit, (len(tokens) - 1) // block_tokens)
+def chain_keys(
+    share: str, tokens: list[int], block_tokens: int, limit: int = DEPTH_MAX, every: int = 1
+) -> tuple[int, ...]:
+    """Short keys of the leading whole blocks of a prompt that an engine could find: of every `every`-th one, at most
+    `limit`. The last token is never found: it is always computed anew."""
+    count = min(limit, (len(tokens) - 1) // block_tokens // every) * every
     keys: list[int] = []
     key = root(share) if count > 0 else b""
     for at in range(0, count * block_tokens, block_tokens):
         key = chained(key, tokens[at : at + block_tokens])
-        keys.append(short(key))
+        if (at // block_tokens + 1) % every == 0:
+            keys.append(short(key))
     return tuple(keys)
 
 

@@ -21,7 +21,7 @@ class FakeBlocks:
         self._pool = BlockPool(
             profile.kv_blocks,
             profile.block_tokens,
-            published=Published(profile.prefix_keys_max if self._cache else 0),
+            published=Published(profile.prefix_keys_max if self._cache else 0, profile.prefix_key_blocks),
             soft_quota=profile.kv_soft_quota,
         )
 

@@ -30,6 +30,7 @@ class FakeProfile:
     fail: str | None = None
     prefix_cache: bool = False
     prefix_keys_max: int = 4096
+    prefix_key_blocks: int = 1
     kv_soft_quota: float | None = None
     step_tokens: int | None = None
 

@@ -83,7 +83,7 @@ class PrefixIndex:
         self._blocks[key] = table[at]
         self._nodes[table[at]] = Node(key, parent, share, part, at)
         if self.published.limit:
-            self.published.learned(key, keys[at - 1] if at else None, share, at)
+            self.published.learned(keys, share, at)
         if parent is not None:
             self._children[parent] += 1
         return True

@@ -1,6 +1,6 @@
 """Which prefixes an engine tells others that it holds: bounded, and as changes. Pure Python.
 
-Told are keys of the first `DEPTH_MAX` blocks of a text, parents before children, so that whoever hears of a block has
+Told are at most `DEPTH_MAX` keys of a text, of every `every`-th block, parents before children, so that whoever hears of a block has
 heard of all before it. No share takes more than a part of the list, or one busy tenant would hide all others.
 """
 
@@ -19,8 +19,9 @@ _PROMOTED_MAX = 1024  # blocks that were left out and are looked at again for on
 class Published:
     """At most `limit` keys, 0 = none. Told by the prefix index what it learns and forgets."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, every: int = 1) -> None:
         self.limit = limit
+        self.every = every
         self._part = -(-limit // SHARE_PART)
         self._keys: dict[int, str] = {}  # short key -> share
         self._shares: Counter[str] = Counter()
@@ -28,10 +29,13 @@ class Published:
         self._added: dict[int, None] = {}
         self._removed: dict[int, None] = {}
 
-    def learned(self, key: bytes, parent: bytes | None, share: str, depth: int) -> None:
-        """A block at `depth` (0 = a text's first) is known now; `parent` is the key of the block before it."""
-        if self.limit and depth < DEPTH_MAX and not self._tell(key, parent, share):
-            self._left_out[key] = (parent, share)
+    def learned(self, keys: list[bytes], share: str, depth: int) -> None:
+        """The block at `depth` (0 = a text's first) is known now; `keys` are those of its text up to it at least."""
+        if not self.limit or (depth + 1) % self.every or depth >= DEPTH_MAX * self.every:
+            return
+        parent = keys[depth - self.every] if depth >= self.every else None
+        if not self._tell(keys[depth], parent, share):
+            self._left_out[keys[depth]] = (parent, share)
 
     def forgotten(self, key: bytes) -> None:
         """A block without children is no longer known."""
