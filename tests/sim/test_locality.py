@@ -127,10 +127,9 @@ def test_no_tenant_gains_or_learns_from_anothers_cache() -> None:
         then = [Arrival(5.0 + 0.2 * k, "t1", 2048, 4, 4, blocks=(7, 8, 9, 10 + k)) for k in range(8)]
         world = play([*first, *then], 3, 40_000, order="dlpm")
         rows = [row for row in world.disk.rows.values() if row.tenant == "t1"]
-        placed = [row.replica_id for row in sorted(rows, key=lambda row: row.started_wall_ns)]
-        cold = [row.cached_tokens for row in sorted(rows, key=lambda row: row.started_wall_ns)][0]
-        assert cold == 0
-        return hit_rate(rows), placed
+        rows.sort(key=lambda row: row.started_wall_ns)
+        assert rows[0].cached_tokens == 0
+        return hit_rate(rows), [row.replica_id for row in rows]
 
     assert second((7, 8, 9, 10)) == second((1, 2, 3, 4))
     assert not set(prefix_keys("t0", (7, 8, 9))) & set(prefix_keys("t1", (7, 8, 9)))
