@@ -10,13 +10,14 @@ from enum import StrEnum
 
 import msgspec
 
+from rungway.contracts_processes import ChannelSpec as ChannelSpec
+from rungway.contracts_processes import ControllerSpec as ControllerSpec
+from rungway.contracts_processes import GatewaySpec as GatewaySpec
 from rungway.engine_specs import FakeSpec as FakeSpec
 from rungway.engine_specs import Speculative as Speculative
-from rungway.leases import LeaseSpec
-from rungway.overload import PreemptSpec, ShedSpec
 
 NUSD_PER_USD = 1_000_000_000
-_CLASS_SHARES = {"interactive": 0.6, "standard": 0.3, "batch": 0.1}
+EMBED_STEPS_AHEAD = 64  # full steps of work that a replica for embeddings may hold
 
 
 class TenantClass(StrEnum):
@@ -26,6 +27,13 @@ class TenantClass(StrEnum):
 
 
 CLASS_ORDER: tuple[TenantClass, ...] = (TenantClass.INTERACTIVE, TenantClass.STANDARD, TenantClass.BATCH)
+
+
+class TierKind(StrEnum):
+    """What a tier answers with: text, or a vector for each text."""
+
+    TEXT = "text"
+    EMBEDDING = "embedding"
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -154,6 +162,14 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_timeout_s: float = 60.0
     speculative: Speculative = Speculative()
     graph_rows_max: int = 256
+    kind: TierKind = TierKind.TEXT  # the tier's
+
+    @property
+    def embed_tokens_max(self) -> int:
+        """Tokens of all inputs that requests for embeddings may have on a replica at a time, so the most of one request."""
+        if self.kv_blocks is not None:
+            return self.kv_blocks * self.block_tokens
+        return EMBED_STEPS_AHEAD * self.max_num_batched_tokens
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -173,12 +189,14 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
-    """A capability level. `rank` 0 is the smallest; a bigger rank is a more capable tier."""
+    """A capability level. `rank` 0 is the smallest; a bigger rank is a more capable tier. Tiers for embeddings have rank 0:
+    none stands in for another, as vectors of different models cannot be compared."""
 
     name: str
     rank: int
     price: Price
     versions: tuple[Version, ...]
+    kind: TierKind = TierKind.TEXT
 
 
 class ModelAlias(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,52 +224,6 @@ class LadderSpec(msgspec.Struct, frozen=True, kw_only=True):
     context_limit_tokens: int = 1024
     template: str = "The service is busy and cannot write a full answer now. Please try again in a moment."
     digest: str = ""
-
-
-class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True):
-    replicas: int = 1
-    body_bytes_max: int = 4_000_000
-    request_timeout_s: float = 600.0
-    revocation_bound_s: float = 2.0
-    idempotency_ttl_s: float = 600.0
-    idempotency_entries_max: int = 10_000
-    stream_buffer_deltas_max: int = 4096
-    controller_wait_s: float = 20.0
-    inter_token_timeout_s: float = 30.0
-    retries_max: int = 2
-    flights_max: int = 10_000
-    constraint_bytes_max: int = 65_536
-    constraint_check_s: float = 2.0
-    prefix_keys_max: int = 32
-
-
-class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of the controller. Shares are minimum shares of dispatch per class while that class is backlogged."""
-
-    class_shares: dict[str, float] = msgspec.field(default_factory=lambda: dict(_CLASS_SHARES))
-    queue_timeout_s: float = 60.0
-    replica_stale_s: float = 1.0
-    in_flight_factor: float = 1.1
-    breaker_failures: int = 20
-    breaker_open_s: float = 2.0
-    retry_budget_floor: int = 3
-    orphan_wait_s: float = 10.0
-    lost_wait_s: float = 30.0
-    settled_memory: int = 50_000
-    tick_ms: float = 50.0
-    order: str = "vtc"  # vtc | dlpm (policies/locality.py)
-    locality_quantum_tokens: int = 8192
-    locality_imbalance_max: float = 0.5
-    preempt: PreemptSpec = PreemptSpec()
-    shed: ShedSpec = ShedSpec()
-    lease: LeaseSpec = LeaseSpec()
-
-
-class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    heartbeat_ms: float = 250.0
-    lost_after_ms: float = 2000.0
-    window_batches: int = 256
-    buffer_bytes_max: int = 64_000_000
 
 
 class Platform(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import asyncio
 
 from rungway.errors import RequestError
 from rungway.gateway.call import Call, ClientGone
+from rungway.gateway.embeddings import read_embedding
 from rungway.gateway.read import read
 from rungway.gateway.recall import recall
 from rungway.gateway.serving import Serving
@@ -25,7 +26,7 @@ async def serve_request(call: Call) -> None:
         caller = call.identify(catalogue)
         caller.require("inference")
         # read: OpenAI JSON -> Ask, with exact token counts for every tier that may serve it
-        reading = await read(call, caller, catalogue)
+        reading = await (read_embedding if call.endpoint == "embeddings" else read)(call, caller, catalogue)
         # recall: the idempotency join, then the tenant's own exact cache
         memory = serving.remember(recall(gateway, reading, catalogue))
         if memory.replay is not None:

@@ -9,6 +9,7 @@ import pytest
 
 from control.harness import SECOND, World, billed, tenant
 from rungway.contracts import Budget, Quotas
+from rungway.control.early import restarted
 from rungway.leases import Lease, LeaseSpec
 from rungway.messages import Flight as WireFlight
 from rungway.messages import Leased, Refused, Retry
@@ -214,3 +215,26 @@ def test_overspend_is_at_most_the_lease_and_is_paid_back() -> None:
     assert reserved <= 1000 and state.tokens.wait_s(1, found.mono_ns) == pytest.approx((reserved + 1) * 60 / 4000)
     found.advance(0.1)
     assert leases(found)[-1].tenants["acme"].tokens == 0 < lease.tokens
+
+
+def test_asks_that_come_before_the_replicas_wait_for_them_and_not_for_ever() -> None:
+    found = World(tenant("acme"), replicas=())
+    restarted(found.cell, found.now)
+    first, second = found.submit(), found.submit(model="large")
+    assert found.answer(first) is None and found.answer(second) is None
+    found.replica("small", "small-r1")
+    found.advance(0.1)
+    assert found.grant(first).replica_id == "small-r1" and found.answer(second) is None
+    found.advance(found.cell.platform.controller.orphan_wait_s, 0.5)
+    assert found.refusal(second).code == "starting"
+    assert found.cell.early == {}
+
+
+def test_an_ask_that_waits_for_replicas_can_be_withdrawn() -> None:
+    found = World(tenant("acme"), replicas=())
+    restarted(found.cell, found.now)
+    request_id = found.submit()
+    found.core.withdraw(request_id, "client_cancelled", found.now)
+    found.replica("small", "small-r1")
+    found.advance(0.1)
+    assert found.answer(request_id) is None and found.cell.early == {}

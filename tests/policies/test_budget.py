@@ -141,3 +141,30 @@ def test_spent_equals_what_was_settled_in_the_window(steps: list[tuple[int, int,
         m.settle(held, cost, at)
         spent += cost
         assert (m.spent, m.held) == (spent, 0)
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 3 * 3600), st.integers(-300, 300), st.booleans()), max_size=60)
+
+
+@given(STEPS)
+def test_a_clock_that_steps_never_gives_a_window_twice(steps: list[tuple[int, int, bool]]) -> None:
+    """Time passes, the clock is set by up to five minutes, the meter spends what it may, and now and then a new one takes its
+    place from the rows: nobody spends more than the limit of each day that the clock has ever shown."""
+    limit, wall = 100, ns("UTC", 2026, 3, 1, 23, 50)
+    budget = Budget(nusd=limit, per="day")
+    meter = BudgetMeter(budget, wall)
+    rows: list[tuple[int, int]] = []
+    newest, days = 0, {wall // DAY}
+    for passed_s, step_s, restart in steps:
+        wall += (passed_s + step_s) * S
+        days.add(wall // DAY)
+        if restart:
+            meter = BudgetMeter(budget, wall)
+            near = abs(newest - wall) <= 900 * S
+            start, _ = meter.enter(max(newest, wall) if near else wall)
+            meter.restore(sum(cost for at, cost in rows if at >= start), wall)
+        while meter.fits(30, wall):
+            meter.settle(0, 30, wall)
+            rows.append((wall, 30))
+            newest = max(newest, wall)
+    assert sum(cost for _, cost in rows) <= limit * len(days)

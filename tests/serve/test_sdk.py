@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from support.case_platform import CasePlatform
+from support.case_platform import CasePlatform, eventually
 
 pytestmark = pytest.mark.serve
 
@@ -82,7 +82,7 @@ def test_stop(client: OpenAI) -> None:
 
 
 def test_models(client: OpenAI, cases: CasePlatform) -> None:
-    assert {model.id for model in client.models.list()} == {"auto", "small", "large"}
+    assert {model.id for model in client.models.list()} == {"auto", "small", "large", "embed"}
     assert client.models.retrieve("small").id == "small"
     with sdk(cases, "sdk-small") as other:
         assert {model.id for model in other.models.list()} == {"small"}
@@ -138,3 +138,26 @@ def test_headers_reach_the_caller(client: OpenAI) -> None:
     assert raw.headers["x-rungway-degraded"] == "none"
     assert raw.parse().choices[0].finish_reason == "length"
     assert httpx.Headers(raw.headers)["x-rungway-model-served"] == "small/fake"
+
+
+def test_embeddings(client: OpenAI, cases: CasePlatform) -> None:
+    """Both encodings say the same; the SDK asks for base64 where nothing is said."""
+    before = cases.usage("sdk")
+    texts = ["a cat on a mat", "revenue grew", "a cat on a mat"]
+    plain = client.embeddings.create(model="embed", input=texts, encoding_format="float")
+    packed = client.embeddings.create(model="embed", input=texts)
+    assert [one.index for one in plain.data] == [0, 1, 2] and len(plain.data[0].embedding) == 384
+    for one, other in zip(plain.data, packed.data, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, abs=1e-7)
+    assert plain.data[0].embedding == plain.data[2].embedding != plain.data[1].embedding
+    assert sum(value**2 for value in plain.data[0].embedding) == pytest.approx(1.0, abs=1e-5)
+    assert (plain.usage.prompt_tokens, plain.usage.total_tokens, plain.model) == (12, 12, "embed")
+    eventually(lambda: cases.usage("sdk")["requests"] == before["requests"] + 2, "both requests are in the ledger")
+    after = cases.usage("sdk")
+    assert after["input_tokens"] == before["input_tokens"] + 24 and after["output_tokens"] == before["output_tokens"]
+    with pytest.raises(openai.BadRequestError) as wrong:
+        client.embeddings.create(model="small", input="x")
+    assert wrong.value.param == "model"
+    with pytest.raises(openai.BadRequestError) as empty:
+        client.embeddings.create(model="embed", input=[])
+    assert empty.value.param == "input"

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rungway.contracts import FakeSpec, GatewaySpec, LadderTerms, Platform, Tenant, Tier, Version
+from rungway.contracts import FakeSpec, GatewaySpec, LadderTerms, Platform, Slo, Tenant, Tier, Version
 from rungway.simulate import scenario
 from rungway.simulate.world import World
 
@@ -27,7 +27,8 @@ def trace(name: str) -> Path:
 
 def patient(name: str, **changes: Any) -> Tenant:
     """A tenant that waits for ever for a full answer: what is seen then is the queue alone."""
-    return scenario.tenant(name, models=("small",), ladder=LadderTerms(floor="full"), **changes)
+    terms = {"slo": Slo(ttft_ms_p99=1e9, tpot_ms_p99=1e9, availability=0.99), **changes}
+    return scenario.tenant(name, models=("small",), ladder=LadderTerms(floor="full"), **terms)
 
 
 def engine(slots: int = 16, tpot_ms: float = 20.0, *, kv_tokens: int = 65_536, **changes: Any) -> Version:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from rungway.outcomes import Outcome
 from rungway.policies import placement
 from rungway.policies.placement import ReplicaView
 from rungway.simulate.measure import Fairness, fairness, percentile, times_ms
@@ -45,7 +46,7 @@ def play(wanted: list[Arrival], replicas: int, kv_tokens: int, slots: int = 64, 
     platform = msgspec.structs.replace(platform, gateway=gateway)
     world = kit.world(platform, costs={"small": "h200-8b"}, replicas=replicas, report_ms=250.0)
     world.play(wanted)
-    assert not world.watch.broken
+    assert not world.watch.broken and {call.outcome for call in world.clients.calls} == {Outcome.COMPLETED}
     return world
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from rungway.contracts import CLASS_ORDER, Quotas, Slo, TenantClass
 from rungway.outcomes import Outcome
+from rungway.overload import ShedSpec
 from rungway.simulate import scenario
 from rungway.simulate.clients import Call
 from rungway.simulate.summary import good, summary
@@ -24,7 +25,7 @@ TPOT_MS = 20.0
 WARM_S, LOADED_S = 10.0, 60.0
 
 
-def crowd(**changes: Any) -> World:
+def crowd(shed: ShedSpec | None = None, **changes: Any) -> World:
     """Two tenants of each class on two replicas."""
     quotas = Quotas(requests_per_minute=None, tokens_per_minute=None, concurrent_requests=None, queue_max=200)
     tenants = [
@@ -38,10 +39,11 @@ def crowd(**changes: Any) -> World:
         for name in CLASS_ORDER
         for number in range(2)
     ]
-    return kit.world(kit.one_tier(*tenants, tick_ms=100.0), replicas=2, report_ms=200.0, **changes)
+    spec: dict[str, Any] = {"tick_ms": 100.0} if shed is None else {"tick_ms": 100.0, "shed": shed}
+    return kit.world(kit.one_tier(*tenants, **spec), replicas=2, report_ms=200.0, **changes)
 
 
-def load(world: World, *phases: tuple[float, float, float], seed: int = 3) -> list[Arrival]:
+def load(world: World, *phases: tuple[float, float, float], seed: int = 3, deadlines: bool = True) -> list[Arrival]:
     """Phases of (times the capacity, from, to): every tenant asks for its sixth. Clients want nothing that comes later than
     their first token's target and the pace after it."""
     streams = [
@@ -50,14 +52,17 @@ def load(world: World, *phases: tuple[float, float, float], seed: int = 3) -> li
         for tenant in world.platform.tenants
     ]
     wanted = arrivals(streams, Random(seed))
+    if not deadlines:
+        return wanted
     targets = {tenant.name: TTFT_MS[tenant.tenant_class] for tenant in world.platform.tenants}
     return [replace(a, deadline_ms=targets[a.tenant] + TPOT_MS * a.output_tokens) for a in wanted]
 
 
 @cache
-def overloaded(times: float) -> tuple[World, dict[str, Any]]:
-    world = crowd()
-    world.play(load(world, (times, 0.0, LOADED_S)))
+def overloaded(times: float, deadlines: bool = True) -> tuple[World, dict[str, Any]]:
+    """With deadlines of the clients, or with none and the platform's own latest start."""
+    world = crowd() if deadlines else crowd(scenario.TIGHT)
+    world.play(load(world, (times, 0.0, LOADED_S), deadlines=deadlines))
     return world, summary(world)
 
 
@@ -81,9 +86,31 @@ def test_goodput_stays_at_its_plateau() -> None:
     assert 0.9 * CAPACITY_PER_S <= best <= CAPACITY_PER_S
 
 
-@pytest.mark.parametrize("times", [1.5, 2.0, 5.0, 10.0])
-def test_lower_classes_give_way_first(times: float) -> None:
-    world, _ = overloaded(times)
+def test_goodput_stays_at_its_plateau_without_a_deadline_of_any_client() -> None:
+    goodput = {times: goodput_per_s(overloaded(times, False)[0]) for times in (1.0, 2.0, 10.0)}
+    best = max(goodput.values())
+    assert goodput[2.0] >= 0.95 * best, goodput
+    assert goodput[10.0] >= 0.90 * best, goodput
+    assert 0.9 * CAPACITY_PER_S <= best <= CAPACITY_PER_S
+
+
+def test_without_a_latest_start_most_is_served_too_late() -> None:
+    """The control arm: nobody says until when an answer is worth something."""
+    world = crowd()
+    world.play(load(world, (2.0, 0.0, LOADED_S), deadlines=False))
+    assert goodput_per_s(world) < 0.5 * CAPACITY_PER_S
+
+
+def test_nobody_is_turned_away_below_the_capacity() -> None:
+    world, result = overloaded(0.7, False)
+    assert result["outcomes"] == {"completed": len(world.clients.calls)}
+
+
+@pytest.mark.parametrize(
+    ("times", "deadlines"), [(1.5, True), (2.0, True), (5.0, True), (10.0, True), (2.0, False), (10.0, False)]
+)
+def test_lower_classes_give_way_first(times: float, deadlines: bool) -> None:
+    world, _ = overloaded(times, deadlines)
     by_class = {
         name: refused_ratio([call for call in world.clients.calls if call.tenant_class == name]) for name in CLASS_ORDER
     }
@@ -92,15 +119,16 @@ def test_lower_classes_give_way_first(times: float) -> None:
     assert ratios[-1] > ratios[0], "nothing was shed: the test shows nothing"
 
 
-def test_the_lowest_class_still_trickles() -> None:
-    world, result = overloaded(10.0)
+@pytest.mark.parametrize("deadlines", [True, False])
+def test_the_lowest_class_still_trickles(deadlines: bool) -> None:
+    world, result = overloaded(10.0, deadlines)
     share = world.platform.controller.class_shares["batch"]
     assert result["classes"]["batch"]["goodput_per_s"] >= 0.9 * share * result["goodput_per_s"]
 
 
-@pytest.mark.parametrize("times", [1.0, 1.5, 2.0])
-def test_hardly_a_token_is_made_for_nothing(times: float) -> None:
-    _, result = overloaded(times)
+@pytest.mark.parametrize(("times", "deadlines"), [(1.0, True), (1.5, True), (2.0, True), (2.0, False)])
+def test_hardly_a_token_is_made_for_nothing(times: float, deadlines: bool) -> None:
+    _, result = overloaded(times, deadlines)
     assert result["wasted_tokens_ratio"] <= 0.01
     assert result["violations"] == []
 
@@ -112,10 +140,11 @@ def test_a_refusal_costs_no_engine_anything() -> None:
     assert not any(end.request_id in refused[0].request_ids for r in world.replicas.values() for end in r.truth)
 
 
-def test_a_retry_storm_ends_with_its_cause() -> None:
+@pytest.mark.parametrize("deadlines", [True, False])
+def test_a_retry_storm_ends_with_its_cause(deadlines: bool) -> None:
     """Ten times the capacity for half a minute from clients who try three times without a pause, then a normal day."""
-    world = crowd(tries_max=3, backoff_s=0.0)
-    world.play(load(world, (10.0, 0.0, 30.0), (0.8, 30.0, 110.0), seed=4))
+    world = crowd(None if deadlines else scenario.TIGHT, tries_max=3, backoff_s=0.0)
+    world.play(load(world, (10.0, 0.0, 30.0), (0.8, 30.0, 110.0), seed=4, deadlines=deadlines))
     assert world.watch.broken == []
     start_ns = world.sampler.started_ns
     later = [call for call in world.clients.calls if call.sent_ns - start_ns >= int(90e9)]

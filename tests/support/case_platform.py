@@ -217,7 +217,11 @@ def platform_shape(*, gateways: int = 1, small: int = 1, **gateway: Any) -> dict
     return {
         "cell": "cases",
         "gateway": {"replicas": gateways, "body_bytes_max": 1_000_000} | gateway,
-        "tiers": {"small": tier(small, 16, 1.0), "large": tier(1, 4, 10.0)},
+        "tiers": {
+            "small": tier(small, 16, 1.0),
+            "large": tier(1, 4, 10.0),
+            "embed": tier(1, 8, 0.1) | {"kind": "embedding"},
+        },
         "models": {"auto": {"tiers": ["small", "large"]}},
         "ladder": str(ROOT / "config" / "ladders" / "drill.yaml"),
         "plans": {"default": PLAN},

@@ -304,6 +304,7 @@ async def test_streams_outlive_the_controller_and_new_requests_wait_for_it(tmp_p
         hello = rig.controller.hellos[-1]
         assert sorted(flight.grant is None for flight in hello.flights) == [False, True]
         assert {f.outcome for f in await rig.settled(2)} == {"completed"}
+        assert rig.controller.retries == [], "a controller that knows no replica yet does not cut what streams"
 
 
 async def test_the_wait_for_a_controller_is_bounded(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ async def test_metrics_need_no_key(tmp_path: Path) -> None:
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
-@pytest.mark.parametrize("name", ["embeddings", "responses", "feedback", "sessions", "tasks"])
+@pytest.mark.parametrize("name", ["responses", "feedback", "sessions", "tasks"])
 async def test_what_is_not_there_yet_says_so(tmp_path: Path, name: str) -> None:
     async with running(tmp_path) as rig:
         answer = await rig.http.post(f"/v1/{name}", json={})

@@ -18,7 +18,8 @@ ROOTS = ("platform", "replicas", "kernels", "chaos")
 SHARED = {"clock", "contracts", "errors", "leases", "messages", "outcomes", "overload", "types"}
 ALLOWED: dict[str, set[str]] = {
     "types": {"contracts", "outcomes"},
-    "contracts": {"engine_specs", "leases", "overload"},
+    "contracts": {"contracts_processes", "engine_specs"},
+    "contracts_processes": {"leases", "overload"},
     "engine_specs": set(),
     "overload": set(),
     "outcomes": set(),

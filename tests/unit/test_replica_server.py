@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from rungway.channel import Client, Server
-from rungway.contracts import ChannelSpec, FakeSpec, Price, Version
+from rungway.contracts import ChannelSpec, FakeSpec, Price, TierKind, Version
 from rungway.engine.chain import chain_keys, word_ids
 from rungway.engine.fake import FakeEngine
-from rungway.engine.protocol import Delta, Engine, Sampling, Work
+from rungway.engine.protocol import Delta, EmbedInput, Engine, Sampling, Work
 from rungway.errors import ModelError
 from rungway.messages import (
     AttemptAck,
@@ -479,12 +479,14 @@ VICTIM = textwrap.dedent(
     import asyncio, sys
     from pathlib import Path
     from test_replica_server import SPEC, Controller, build_engine, version
+    from rungway.contracts import TierKind
     from rungway.replica.server import ReplicaServer
     async def main():
         async def resolve():
             return sys.argv[2]
-        server = ReplicaServer(engine=build_engine(version(), Path(sys.argv[1])), replica_id="small/fake/victim",
-                               version=version(), resolve_controller=resolve, channel=SPEC, state_dir=Path(sys.argv[1]))
+        mine = version(kind=TierKind(sys.argv[3]))
+        server = ReplicaServer(engine=build_engine(mine, Path(sys.argv[1])), replica_id="small/fake/victim",
+                               version=mine, resolve_controller=resolve, channel=SPEC, state_dir=Path(sys.argv[1]))
         await server.start()
         await asyncio.sleep(60)
     asyncio.run(main())
@@ -492,9 +494,9 @@ VICTIM = textwrap.dedent(
 )
 
 
-def spawn_victim(rig: Rig) -> subprocess.Popen[bytes]:
+def spawn_victim(rig: Rig, kind: str = "text") -> subprocess.Popen[bytes]:
     path = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
-    command = [sys.executable, "-c", VICTIM, str(rig.folder), rig.controller.server.address]
+    command = [sys.executable, "-c", VICTIM, str(rig.folder), rig.controller.server.address, kind]
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
 
 
@@ -517,6 +519,44 @@ async def test_a_killed_replica_is_settled_by_the_next_one(rig: Rig) -> None:
     assert (ends["r"].finish, ends["r"].replica_id, ends["r"].attempt) == ("lost", "small/fake/victim", 1)
     assert (ends["r"].usage.prompt_tokens, ends["r"].usage.output_tokens) == (3, 5)
     assert (ends["waiting"].finish, ends["waiting"].usage.output_tokens) == ("lost", 0)
+
+
+def embed_start(request_id: str, *texts: str) -> Start:
+    inputs = [EmbedInput([], text) for text in texts]
+    fields = {"prompt_ids": [], "prompt_text": "", "sampling": Sampling(max_tokens=0), "share": "acme"}
+    work = Work(request_id=request_id, attempt=1, sequences=len(texts), kind="embed", inputs=inputs, **fields)
+    return Start(work, billing())
+
+
+async def test_embeddings_are_counted_as_their_vectors_leave(rig: Rig) -> None:
+    server = await rig.replica(kind=TierKind.EMBEDDING)
+    gateway = await rig.gateway(server)
+    gateway.send(embed_start("whole", "one two", "three"), embed_start("cut", "one two", "[[hang]] x"), start("text"))
+    await until(lambda: len([delta for delta in gateway.of("cut") if delta.vector is not None]) == 1)
+    gateway.send(Cancel("cut"))
+    await until(lambda: len(rig.controller.ends) == 3)
+    ends = {
+        end.request_id: (end.finish, end.usage.prompt_tokens, end.usage.output_tokens) for end in rig.controller.ends
+    }
+    assert ends == {"whole": ("stop", 3, 0), "cut": ("cancelled", 2, 0), "text": ("error", 0, 0)}
+    assert server.healthy() and rig.tables()
+
+
+async def test_a_killed_replica_owes_the_tokens_of_the_vectors_that_left(rig: Rig) -> None:
+    child = spawn_victim(rig, "embedding")
+    try:
+        await until(lambda: rig.controller.hellos)
+        victim = await Gateway(rig.controller.hellos[0].info.address).up()
+        rig.gateways.append(victim)
+        victim.send(embed_start("r", "one two three", "[[hang]]"), embed_start("waiting", "[[hang]]"))
+        await until(lambda: any(delta.vector is not None for delta in victim.of("r")))
+    finally:
+        child.send_signal(signal.SIGKILL)
+        assert child.wait(WAIT_S) == -signal.SIGKILL
+    await rig.replica(name="small/fake/1")
+    await until(lambda: len(rig.controller.ends) >= 2)
+    ends = {end.request_id: (end.finish, end.usage.prompt_tokens) for end in rig.controller.ends}
+    assert ends == {"r": ("lost", 3), "waiting": ("lost", 0)}
 
 
 def test_build_engine_says_what_it_cannot_build(tmp_path: Path) -> None:

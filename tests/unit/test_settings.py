@@ -260,10 +260,10 @@ def test_without_a_ladder_file_the_shipped_ladder_applies(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["quickstart", "fake"])
 def test_shipped_configurations_load(tmp_path: Path, name: str) -> None:
     platform = load_platform(ROOT / "config" / f"{name}.yaml", state_dir=tmp_path)
-    assert [tier.name for tier in platform.tiers] == ["small", "large"]
+    assert [tier.name for tier in platform.tiers] == ["small", "large", "embed"]
     assert {"acme", "globex", "platform"} <= {tenant.name for tenant in platform.tenants}
     assert platform.demo_keys == ("acme", "globex")
-    assert {model.name for model in platform.models} == {"small", "large", "auto", "gpt-4o", "gpt-4o-mini"}
+    assert {model.name for model in platform.models} == {"small", "large", "embed", "auto", "gpt-4o", "gpt-4o-mini"}
     assert not any(tenant.keys for tenant in platform.tenants)
 
 
@@ -280,7 +280,11 @@ def test_a_fake_engine_has_the_standard_behaviour_when_nothing_is_said(tmp_path:
         (Fake, contracts.FakeSpec, set()),
         (TenantCache, contracts.CacheTerms, set()),
         (LadderFile, contracts.LadderSpec, {"digest"}),
-        (Version, contracts.Version, {"name", "tier", "replicas_min", "replicas_max", "replica_cost_nusd_per_hour"}),
+        (
+            Version,
+            contracts.Version,
+            {"name", "tier", "kind", "replicas_min", "replicas_max", "replica_cost_nusd_per_hour"},
+        ),
     ],
 )
 def test_every_contract_field_can_be_set_with_the_same_default(shape: Any, struct: Any, extra: set[str]) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Measure: gateway, engine, drafts, roofline, formats, starvation, scheduler, controller, soak.",
+    help="Measure: gateway, engine, drafts, roofline, formats, sampling, starvation, scheduler, controller, soak.",
 )
 Quick = Annotated[bool, typer.Option("--quick", help="Short runs: for a look, not for the record.")]
 Model = Annotated[str | None, typer.Option(help="`model:` source as in a platform file; default: the smallest tier's.")]
@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, str] = {
     "drafts": "Speculative decoding beside plain decoding of the same model, on code prompts.",
     "roofline": "Where the time of an engine's step goes, part by part, against memory and products.",
     "formats": "Perplexity, equal answers, memory and speed of every format of weights.",
+    "sampling": "Drawing tokens without sorting the vocabulary, beside the reference that sorts it.",
     "starvation": "A long prompt arriving among eight decoding streams: their p99 inter-token time.",
     "scheduler": "A step of the engine's scheduler alone, with 1,000 sequences running and 10,000 waiting.",
     "controller": "Decisions a second of the controller's core alone, with 1,000 tenants.",
@@ -216,6 +217,18 @@ def formats(
     if not as_json and report.control:
         columns = list(report.control[0])
         show(table("formats", columns, [[row[name] for name in columns] for row in report.control]))
+
+
+@app.command()
+def sampling(as_json: AsJson = False) -> None:
+    """Processor time of drawing a batch of tokens: compiled, by NumPy, and by the reference that sorts the vocabulary."""
+    from rungway.chaos.bench.sampling import bench_sampling
+
+    report = bench_sampling(say=_say)
+    _finish(report, as_json)
+    if not as_json:
+        columns = list(report.control[0])
+        show(table("sampling, ms", columns, [[row[name] for name in columns] for row in report.control]))
 
 
 def _either_clock(by: str) -> None:

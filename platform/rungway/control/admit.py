@@ -18,6 +18,7 @@ from rungway.control.flight import Flight
 from rungway.control.line import dequeue, enqueue, hold, tokens_needed
 from rungway.control.pool import Pool
 from rungway.control.refuse import refuse, refuse_again
+from rungway.control.shed import drop_late_offers, retry_after_s
 from rungway.control.sides import is_over
 from rungway.control.tenant_state import TenantState
 from rungway.messages import Refused
@@ -60,6 +61,7 @@ def submit(cell: Cell, ask: Ask, now: Now) -> None:
     try:
         _tenant_limits(cell, state, now)
         requote(cell, flight, now)
+        _shed(cell, flight, now)
         _take_offer(cell, flight, now)
     except Denied as denied:
         refuse(cell, flight, denied.code, denied.message, denied.retry_after_s, now)
@@ -78,9 +80,7 @@ def submit(cell: Cell, ask: Ask, now: Now) -> None:
     if state.waiting > limit:
         dispatch(cell, now)
         if flight.entry is not None and state.waiting > limit:
-            retry_s = cell.pools[flight.pool].pace.drain.retry_after_s(
-                state.queued_tokens.get(flight.pool, 0), now.mono_ns
-            )
+            retry_s = retry_after_s(cell.pools[flight.pool], flight, now)
             dequeue(cell, flight)
             refuse(cell, flight, Code.QUEUE_FULL, f"Your queue of {limit} waiting requests is full.", retry_s, now)
 
@@ -143,6 +143,8 @@ def requote(cell: Cell, flight: Flight, now: Now, least_rung: int = 0) -> None:
     everywhere = any(flight.rungs.get(name) for name in ask.tiers)
     views, predicted = [], {}
     for name, pool in cell.pools.items():
+        if pool.tier.kind is not ask.kind:
+            continue
         version = pool.pick_version(key)
         if not everywhere and name not in ask.tiers:
             views.append(pool.idle_view(version))
@@ -192,6 +194,15 @@ def _take_offer(cell: Cell, flight: Flight, now: Now) -> None:
     state.requests.take(1, now.mono_ns)
     hold(cell, flight, offer, need, now)
     flight.cause = cause or _cause_of(cell, flight, offer)
+
+
+def _shed(cell: Cell, flight: Flight, now: Now) -> None:
+    """Take away the offers that would come too late. Raises Denied where none is left."""
+    assert flight.quote is not None
+    if not drop_late_offers(cell, flight, now):
+        pools = [cell.pools[name] for name in flight.ask.tiers if name in cell.pools]
+        retry_s = max((retry_after_s(pool, flight, now) for pool in pools), default=1)
+        raise Denied(Code.OVERLOADED, "The queue is too long for an answer in time.", retry_s)
 
 
 def _check_tokens(state: TenantState, offer: Offer, need: int, now: Now) -> None:

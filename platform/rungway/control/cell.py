@@ -19,7 +19,7 @@ from rungway.messages import ReplicaInfo
 from rungway.policies.offers import permitted
 from rungway.policies.quality import QualityModel
 from rungway.policies.reserve import OutputPredictor
-from rungway.types import AttemptEnd, AuditEntry, Finish, Offer, OfferKind
+from rungway.types import Ask, AttemptEnd, AuditEntry, Finish, Offer, OfferKind
 
 FREE = Price(input=0, cached_input=0, output=0)
 
@@ -70,6 +70,8 @@ class Cell:
         )  # request id -> code, of those in `settled` that were refused
         self.orphans: dict[tuple[str, int], Orphan] = {}
         self.strays: OrderedDict[str, Stray] = OrderedDict()
+        self.early: dict[str, tuple[Ask, int]] = {}  # Asks that wait for the first replicas, since when
+        self.early_until_ns = 0
         self.leased: dict[str, tuple[int, object]] = {}  # gateway -> when its lease was sent, and what it rested on
         self.version = 0
         self.session_secret = b""

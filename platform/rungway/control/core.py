@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rungway.contracts import Platform
-from rungway.control import admit, dispatch, ladder_walk, lease, preempt, returns, settle
+from rungway.control import dispatch, early, ladder_walk, lease, preempt, returns, settle
 from rungway.control.cell import Cell, Now
 from rungway.control.flight import Attempt, Flight
 from rungway.control.line import dequeue
@@ -41,7 +41,7 @@ class Core:
                 if wire.grant is None and known.grant is not None and known.entry is None:
                     cell.effects.sends.append((gateway_id, Granted(known.grant)))
             elif wire.grant is None:
-                admit.submit(cell, wire.ask, now)
+                early.arrive(cell, wire.ask, now)
             else:
                 self._adopt(wire, now)
 
@@ -78,12 +78,14 @@ class Core:
                 settle.attempt_ended(cell, orphan.teller, orphan.end, now)
 
     def gateway_lost(self, gateway_id: str, now: Now) -> None:
+        early.leave(self.cell, gateway_id)
         settle.gateway_lost(self.cell, gateway_id, now)
 
     def submit(self, ask: Ask, now: Now) -> None:
-        admit.submit(self.cell, ask, now)
+        early.arrive(self.cell, ask, now)
 
     def withdraw(self, request_id: str, outcome: str, now: Now) -> None:
+        self.cell.early.pop(request_id, None)
         returns.withdraw(self.cell, request_id, outcome, now)
 
     def retry(self, gateway_id: str, message: Retry, now: Now) -> None:
@@ -142,11 +144,13 @@ class Core:
 
     def settle_turn(self, now: Now) -> None:
         """After a batch of messages: give out what capacity there is."""
+        early.admit_early(self.cell, now)
         dispatch.dispatch(self.cell, now)
 
     def tick(self, now: Now) -> None:
         """The regular step: time-outs, rungs, and another look at the queues."""
         settle.sweep(self.cell, now)
+        early.admit_early(self.cell, now)
         ladder_walk.walk(self.cell, now)
         dispatch.dispatch(self.cell, now)
         preempt.make_room(self.cell, now)

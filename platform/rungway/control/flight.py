@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rungway.contracts import Price
+from rungway.contracts import Price, TierKind
 from rungway.control.tenant_state import BANDS, TenantState
 from rungway.outcomes import Outcome
 from rungway.policies.fairness import Queued
@@ -179,12 +179,18 @@ def bill(flight: Flight, price: Price) -> Bill:
         wasted += emitted - paid
         if usage is not None and (paid or number == last) and usage.prompt_tokens:
             prompt, cached = usage.prompt_tokens, max(cached, usage.cached_tokens)
-    if output and not prompt and flight.offer is not None:
+    if (output or _embedded(flight)) and not prompt and flight.offer is not None:
         prompt = flight.offer.prompt_tokens
     if not output and _engine_failed(flight):
         prompt = cached = 0
     cost = price.cost_nusd(input_tokens=prompt, cached_tokens=cached, output_tokens=output)
     return Bill(prompt, cached, output, wasted, cost)
+
+
+def _embedded(flight: Flight) -> bool:
+    """The client has its vectors, whatever became of the engine's report."""
+    asked = flight.ask.kind is TierKind.EMBEDDING and flight.offer is not None and flight.offer.kind is OfferKind.MODEL
+    return asked and flight.finish is not None and flight.finish.outcome == Outcome.COMPLETED
 
 
 def _engine_failed(flight: Flight) -> bool:

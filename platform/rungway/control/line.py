@@ -6,6 +6,7 @@ from rungway.clock import NS_PER_MS
 from rungway.control.cell import Cell, Now
 from rungway.control.flight import Flight
 from rungway.control.pool import Pool
+from rungway.control.shed import latest_start_ns
 from rungway.policies.fairness import Queued
 from rungway.types import Offer, OfferKind
 
@@ -56,6 +57,8 @@ def enqueue(cell: Cell, flight: Flight, now: Now) -> None:
         prompt = flight.offer.prompt_tokens
         service_ms = pool.pace.service_ms(prompt, max(0, flight.held_tokens - prompt) // max(1, flight.offer.best_of))
         deadline = flight.submitted_ns + int((ask.deadline_ms - service_ms) * NS_PER_MS)
+    elif (latest := latest_start_ns(cell, flight, pool.pace.service_ms(flight.offer.prompt_tokens, 0))) is not None:
+        deadline = latest
     flight.entry = Queued(
         request_id=ask.request_id,
         tenant=ask.tenant,

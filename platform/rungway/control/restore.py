@@ -8,6 +8,7 @@ from typing import Protocol
 from rungway.clock import NS_PER_S
 from rungway.control.cell import Now
 from rungway.control.core import Core
+from rungway.control.early import restarted
 
 RATE_WINDOW_NS = 60 * NS_PER_S
 # Gateways and replicas ask about requests and repeat ends of the last seconds; the rest is for a wall clock that stepped.
@@ -55,5 +56,7 @@ def restore(core: Core, books: Books, now: Now) -> None:
     for tenant, tier, output_tokens in books.output_samples(SAMPLES_MAX):
         cell.predictor.observe(tenant, tier, output_tokens)
     memory = cell.platform.controller.settled_memory
+    if newest_ns:
+        restarted(cell, now)
     for request_id, refused, emitted in books.settled(now.wall_ns - SETTLED_WINDOW_NS, memory):
         cell.remember(request_id, emitted, refused)

@@ -12,6 +12,7 @@ from rungway.control.flight import Attempt, Flight, ledger_row
 from rungway.control.line import dequeue
 from rungway.control.orphans import ORPHANS_MAX, keep_stray, sweep_orphans, write_orphan
 from rungway.control.refuse import refuse, refuse_retry
+from rungway.control.shed import retry_after_s
 from rungway.messages import AttemptAck, FinishAck
 from rungway.outcomes import Code, Outcome
 from rungway.types import AttemptEnd, Finish, LedgerRow
@@ -245,10 +246,12 @@ def _expire(cell: Cell, flight: Flight, now: Now) -> None:
     if not late and waited_ns <= cell.platform.controller.queue_timeout_s * NS_PER_S:
         return
     pool = cell.pools[flight.pool]
-    retry_s = pool.pace.drain.retry_after_s(float(flight.state.queued_tokens.get(flight.pool, 0)), now.mono_ns)
+    retry_s = retry_after_s(pool, flight, now)
     dequeue(cell, flight)
     if flight.retrying:
         refuse_retry(cell, flight, now)
+    elif late and flight.ask.deadline_ms is None:
+        refuse(cell, flight, Code.OVERLOADED, "It could not begin within its first-token target.", retry_s, now)
     elif late:
         refuse(cell, flight, Code.DEADLINE_UNREACHABLE, "The deadline cannot be met any more.", retry_s, now)
     else:

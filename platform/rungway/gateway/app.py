@@ -22,7 +22,7 @@ Handler = Callable[[Call, str], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
 
-INFERENCE = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+INFERENCE = {"/v1/chat/completions": "chat", "/v1/completions": "completions", "/v1/embeddings": "embeddings"}
 
 ROUTES: dict[str, dict[str, Handler]] = {
     "/livez": {"GET": routes.livez},

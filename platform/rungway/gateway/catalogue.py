@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rungway.contracts import Platform, Tenant, Version
+from rungway.contracts import Platform, Tenant, TierKind, Version
 from rungway.gateway.identify import KeyRing
 
 _ENCODER = msgspec.json.Encoder(order="sorted")
@@ -43,6 +43,10 @@ class Catalogue:
         self.context_max = {
             tier.name: max((version.max_context for version in tier.versions), default=0) for tier in platform.tiers
         }
+        self.context_min = {tier.name: min(version.max_context for version in tier.versions) for tier in platform.tiers}
+        self.embed_tokens_max = {
+            tier.name: min(version.embed_tokens_max for version in tier.versions) for tier in platform.tiers
+        }
         shared = _ENCODER.encode([platform.tiers, platform.models, platform.ladder])
         self.epochs = {tenant.name: _epoch(shared, tenant) for tenant in platform.tenants}
         self._plans = {
@@ -68,6 +72,8 @@ class Catalogue:
 
     def _plan(self, tenant: Tenant, model: str) -> Plan:
         tiers = self.aliases[model]
+        if self.tiers[tiers[0]].kind is TierKind.EMBEDDING:
+            return Plan(model, tiers, tiers, may_trim=False)
         rung_at = {rung.name: rung.index for rung in self.ladder.rungs}
         deepest = rung_at.get(tenant.ladder.floor, len(rung_at))
 
@@ -79,7 +85,9 @@ class Catalogue:
             top = max(self.tiers[name].rank for name in tiers)
             reachable = {tier for name in self.models_of(tenant) for tier in self.aliases[name]}
             lower = [
-                t.name for t in self.platform.tiers if t.rank < top and t.name in reachable and t.name not in tiers
+                t.name
+                for t in self.platform.tiers
+                if t.kind is TierKind.TEXT and t.rank < top and t.name in reachable and t.name not in tiers
             ]
         return Plan(model, tiers, tiers + tuple(lower), allowed("context_trim"))
 

@@ -10,7 +10,7 @@ import asyncio
 from enum import StrEnum
 
 from rungway.clock import NS_PER_MS, NS_PER_S, monotonic_ns
-from rungway.contracts import GatewaySpec
+from rungway.contracts import GatewaySpec, TierKind
 from rungway.engine.protocol import Delta
 from rungway.errors import RequestError
 from rungway.gateway.call import ClientGone
@@ -163,8 +163,9 @@ class Flight:
             self.on_replica_lost()
             return
         self._lexer = lexer
-        sequences = max(grant.offer.n, grant.offer.best_of, self.ask.n)
-        resume = self.progress.open(grant.attempt, sequences)
+        # Every try makes all vectors, so that one try's usage is the whole bill.
+        anew = self.ask.kind is TierKind.EMBEDDING
+        resume = self.progress.open(grant.attempt, self.reading.sequences(grant.offer), anew=anew)
         first = self.first_grant or grant
         message = start_message(self.reading, grant, lexer, first.offer.max_tokens, resume)
         if not self._port.start_work(grant.replica_id, message):

@@ -29,6 +29,7 @@ class Link:
         self.pending: dict[str, Start] = {}
         self.pending_since_ns = 0
         self.was_up = False
+        self.listed = True
 
 
 class Links:
@@ -50,14 +51,16 @@ class Links:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def update(self, replicas: list[ReplicaInfo]) -> None:
-        """Follow the complete list: open new channels, close those of replicas that are gone or lost."""
+        """Follow the complete list: open new channels, close those of replicas that are gone or lost. A channel that is up
+        stays until it breaks: a controller that has just been replaced knows of no replica yet, and answers stream."""
         wanted = {info.replica_id: info for info in replicas if info.state != "lost"}
         for replica_id, link in list(self._links.items()):
             info = wanted.get(replica_id)
-            if info is None or info.address != link.info.address:
-                self._drop(replica_id)
-            else:
+            link.listed = info is not None
+            if info is not None and info.address == link.info.address:
                 link.info = info
+            elif info is not None or not link.client.connected:
+                self._drop(replica_id)
         for replica_id, info in wanted.items():
             if replica_id not in self._links:
                 self._open(info)
@@ -89,8 +92,8 @@ class Links:
                 self._on_lost(replica_id, waiting)
 
     def tiers_up(self) -> set[str]:
-        """Tiers with at least one replica that can be reached now."""
-        return {link.info.tier for link in self._links.values() if link.client.connected}
+        """Tiers with at least one replica of the list that can be reached now."""
+        return {link.info.tier for link in self._links.values() if link.client.connected and link.listed}
 
     def reachable(self) -> set[str]:
         """Replicas whose channel is up."""
@@ -143,9 +146,14 @@ class Links:
             self._on_lost(replica_id, failed)
 
     def _down(self, replica_id: str) -> None:
-        if replica_id in self._links:
-            _log.warning("channel to replica %s lost", replica_id)
+        link = self._links.get(replica_id)
+        if link is None:
+            return
+        _log.warning("channel to replica %s lost", replica_id)
+        if link.listed:
             self._on_lost(replica_id, None)
+        else:
+            self._drop(replica_id)
 
     @staticmethod
     def _send(link: Link, message: Message) -> bool:

@@ -40,8 +40,12 @@ class Progress:
         """Output tokens of a whole answer: what earlier tries left plus what the last one's engine counted."""
         return self._carried + self.usage.output_tokens
 
-    def open(self, attempt: int, sequences: int) -> list[list[int]]:
-        """A try begins, with the sequences that have not ended yet. Returns what each of them has emitted so far."""
+    def open(self, attempt: int, sequences: int, *, anew: bool = False) -> list[list[int]]:
+        """A try begins, with the sequences that have not ended yet, or `anew`, with all. Returns what each of them has
+        emitted so far."""
+        if anew:
+            self.emitted = []
+            self._finished.clear()
         if not self.emitted:
             self.emitted = [[] for _ in range(sequences)]
         self._attempt = attempt
@@ -93,7 +97,7 @@ class Progress:
             attempts=self.attempts,
             delivered=self._delivered,
             ttft_ms=(self.first_ns - self._received_ns) / NS_PER_MS if self.first_ns else None,
-            tpot_ms=span_ns / gaps / NS_PER_MS if span_ns else None,
+            tpot_ms=span_ns / gaps / NS_PER_MS if span_ns and self.tokens else None,
             e2e_ms=(now_ns - self._received_ns) / NS_PER_MS,
             cache=cache,
         )

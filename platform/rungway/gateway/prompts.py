@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rungway.contracts import Version
+from rungway.contracts import TierKind, Version
+from rungway.engine.embedding.fake import FAKE_DIMENSIONS
+from rungway.engine.embedding.tokenizer import SentenceTokenizer
 from rungway.engine.errors import ModelError, PromptError
 from rungway.engine.loader import model_dir
 from rungway.engine.tokenizer import Tokenizer, load_tokenizer
@@ -23,23 +25,30 @@ INLINE_CHARS_MAX = 8192
 
 
 class Lexer(NamedTuple):
-    """A tokenizer and how the engines behind it take prompts: as token ids, or as text whose words they count."""
+    """A tokenizer and how the engines behind it take prompts: as token ids, or as text whose words they count.
+    `sentences`: the same tokenizer, where it is an embedding model's."""
 
     tokenizer: Tokenizer
     by_text: bool
+    sentences: SentenceTokenizer | None = None
+
+    @property
+    def dimensions(self) -> int:
+        """Of an embedding model's vectors."""
+        return FAKE_DIMENSIONS if self.sentences is None else self.sentences.dimensions
 
 
 class Tokenizers:
-    """Tokenizers by (backend, model source); equal sources are loaded once and stay loaded across reloads."""
+    """Tokenizers by (backend, model source, kind of tier); equal sources are loaded once and stay loaded across reloads."""
 
     def __init__(self, models_dir: Path) -> None:
         self._models_dir = models_dir
-        self._loaded: dict[tuple[str, str], Lexer] = {}
+        self._loaded: dict[tuple[str, str, str], Lexer] = {}
         self._tiers: dict[str, list[Lexer]] = {}  # of `_catalogue`
         self._catalogue: Catalogue | None = None
 
     def get(self, version: Version) -> Lexer | None:
-        return self._loaded.get((version.backend, version.model))
+        return self._loaded.get(_name(version))
 
     def of_tier(self, catalogue: Catalogue, tier: str) -> list[Lexer]:
         """The distinct lexers of a tier's versions. Raises RequestError `starting` while one is not there yet."""
@@ -53,7 +62,7 @@ class Tokenizers:
     def _distinct(self, catalogue: Catalogue, tier: str) -> list[Lexer]:
         found: dict[int, Lexer] = {}
         for version in catalogue.tiers[tier].versions:
-            lexer = self._loaded.get((version.backend, version.model))
+            lexer = self._loaded.get(_name(version))
             if lexer is None:
                 raise RequestError(Code.STARTING, f"tier '{tier}' is still starting", retry_after_s=2)
             found[id(lexer)] = lexer
@@ -67,7 +76,7 @@ class Tokenizers:
         """Loads what is missing and can be had, on a thread. True when all are here."""
         whole = True
         for version in versions:
-            name = (version.backend, version.model)
+            name = _name(version)
             if name in self._loaded:
                 continue
             try:
@@ -79,7 +88,14 @@ class Tokenizers:
     def _open(self, version: Version) -> Lexer:
         by_text = version.backend == "fake"
         path = None if by_text else model_dir(version.model, self._models_dir)
+        if path is not None and version.kind is TierKind.EMBEDDING:
+            sentences = SentenceTokenizer(path)
+            return Lexer(sentences, by_text, sentences)
         return Lexer(load_tokenizer(version.backend, path), by_text)
+
+
+def _name(version: Version) -> tuple[str, str, str]:
+    return version.backend, version.model, version.kind
 
 
 class Rendered(NamedTuple):

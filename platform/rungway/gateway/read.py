@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rungway.contracts import Tenant
+from rungway.contracts import Tenant, TierKind
 from rungway.engine.protocol import Sampling
 from rungway.errors import RequestError
 from rungway.gateway.call import Call
@@ -16,14 +16,15 @@ from rungway.gateway.catalogue import Catalogue, Plan
 from rungway.gateway.constrain import Demand, demand_of
 from rungway.gateway.directives import Directives, read_directives
 from rungway.gateway.identify import Caller
+from rungway.gateway.inputs import Inputs
 from rungway.gateway.prefixes import prefix_keys
 from rungway.gateway.prompts import Prompt, measure
 from rungway.gateway.sampling import TOKENS_MAX, check_bias, named_ids, sampling_of, within
-from rungway.gateway.schema import ChatBody, CompletionBody, bad, decode_chat, decode_completion, shown
+from rungway.gateway.schema import ChatBody, CompletionBody, EmbeddingBody, bad, decode_chat, decode_completion, shown
 from rungway.gateway.turns import chat_prompt
 from rungway.outcomes import Code
 from rungway.policies.features import features
-from rungway.types import Ask
+from rungway.types import Ask, Offer
 
 N_MAX = 8
 
@@ -32,10 +33,10 @@ N_MAX = 8
 class Reading:
     """A request that makes sense: what goes to the controller (`ask`), to the engine, and back to the client."""
 
-    body: ChatBody | CompletionBody
+    body: ChatBody | CompletionBody | EmbeddingBody
     ask: Ask
     plan: Plan
-    prompt: Prompt
+    prompt: Prompt | Inputs
     sampling: Sampling
     demand: Demand
     directives: Directives
@@ -44,14 +45,23 @@ class Reading:
     stream: bool
     include_usage: bool
 
+    @property
+    def answers(self) -> int:
+        """Choices or vectors that the client gets."""
+        return len(self.prompt) if isinstance(self.prompt, Inputs) else self.ask.n
+
+    def sequences(self, offer: Offer) -> int:
+        """What the engine makes for it: samples, or vectors."""
+        return len(self.prompt) if isinstance(self.prompt, Inputs) else max(offer.n, offer.best_of, self.ask.n)
+
 
 async def read(call: Call, caller: Caller, catalogue: Catalogue) -> Reading:
-    """Reads the body and the headers of `call`. Raises RequestError for everything that a client can do wrong, and
+    """Reads the body and the headers of `call`, a chat or a completion. Raises RequestError for everything that a client can do wrong, and
     ClientGone when it leaves before its body is here."""
     raw = await call.body(catalogue.gateway.body_bytes_max)
     chat = call.endpoint == "chat"
     body: ChatBody | CompletionBody = decode_chat(raw) if chat else decode_completion(raw)
-    plan = _plan(caller.tenant, body.model, catalogue)
+    plan = plan_of(caller.tenant, body.model, catalogue, TierKind.TEXT)
     call.facts.model = plan.model
     directives = read_directives(call.headers, caller.tenant)
     stream = bool(body.stream)
@@ -106,10 +116,15 @@ async def read(call: Call, caller: Caller, catalogue: Catalogue) -> Reading:
     )
 
 
-def _plan(tenant: Tenant, model: str, catalogue: Catalogue) -> Plan:
+def plan_of(tenant: Tenant, model: str, catalogue: Catalogue, kind: TierKind) -> Plan:
+    """What the tenant gets for `model`. Raises RequestError where there is no such model, where it is not the tenant's, or
+    where it answers with something else than `kind`."""
     plan = catalogue.plan(tenant, model)
     if plan is not None:
-        return plan
+        if catalogue.tiers[plan.tiers[0]].kind is kind:
+            return plan
+        other = "makes embeddings; send it to /v1/embeddings" if kind is TierKind.TEXT else "makes no embeddings"
+        raise bad("model", f"model '{model}' {other}")
     if catalogue.exists(model):
         raise RequestError(Code.MODEL_NOT_ALLOWED, f"model '{model}' is not in this tenant's contract", param="model")
     raise RequestError(Code.MODEL_NOT_FOUND, f"there is no model '{shown(model)}'", param="model")

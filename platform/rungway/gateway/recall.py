@@ -17,7 +17,7 @@ from rungway.gateway.answer import Stored
 from rungway.gateway.catalogue import Catalogue
 from rungway.gateway.idempotency import Slot
 from rungway.gateway.read import Reading
-from rungway.gateway.schema import HARMLESS
+from rungway.gateway.schema import HARMLESS, EmbeddingBody
 from rungway.types import Action, Grant, OfferKind, Risk
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Memory:
         cacheable = _cacheable(reading)
         if directives.idempotency_key is None and not cacheable:
             return
-        body = canonical(reading.body, HARMLESS)
+        body = canonical(reading.body, ("user",) if isinstance(reading.body, EmbeddingBody) else HARMLESS)
         now_ns = monotonic_ns()
         if directives.idempotency_key is not None:
             self._join(
@@ -115,6 +115,8 @@ def _cacheable(reading: Reading) -> bool:
         return False
     if directives.risk is not Risk.NORMAL or directives.action not in (Action.PURE, Action.READ):
         return False
+    if isinstance(body, EmbeddingBody):
+        return directives.cache == "exact"  # always the same vectors; the ladder has no use for them
     return body.temperature == 0 or (body.seed is not None and body.temperature is not None)
 
 

@@ -31,7 +31,7 @@ ADMIN_READS = {
     "engine-truth": "engine_truth",
     "live": "live",
 }
-NOT_AVAILABLE = ("embeddings", "responses", "feedback", "sessions", "tasks")
+NOT_AVAILABLE = ("responses", "feedback", "sessions", "tasks")
 DEGRADED = "rungway_quota_degraded"
 QUERY_CHARS_MAX = 4096
 COMMAND_BYTES_MAX = 65_536
@@ -153,6 +153,7 @@ def _model(name: str, catalogue: Catalogue) -> dict[str, object]:
         "object": "model",
         "created": 0,
         "owned_by": catalogue.platform.cell,
+        "kind": catalogue.tiers[tiers[0]].kind.value,
         "tiers": list(tiers),
         "max_context": max((catalogue.context_max[tier] for tier in tiers), default=0),
     }

@@ -119,6 +119,21 @@ class CompletionBody(Options, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: None = None
 
 
+class EmbeddingBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/embeddings."""
+
+    model: str
+    input: str | list[str | int | list[int]]
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    truncate_prompt_tokens: int | None = None
+    user: str | None = None  # harmless
+    # refused
+    messages: None = None
+    truncation_side: None = None
+    stream: None = None
+
+
 HARMLESS = (
     "stream",
     "stream_options",
@@ -132,6 +147,7 @@ HARMLESS = (
 
 _CHAT = msgspec.json.Decoder(ChatBody)
 _COMPLETION = msgspec.json.Decoder(CompletionBody)
+_EMBEDDING = msgspec.json.Decoder(EmbeddingBody)
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _FIELD = re.compile(r"(?:unknown|missing required) field `(?P<field>[^`]*)`")
 _SHOWN_MAX = 64
@@ -149,6 +165,14 @@ def decode_completion(body: bytes) -> CompletionBody:
     """Raises RequestError `invalid_request` naming the field."""
     try:
         return _COMPLETION.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _explain(error, body) from None
+
+
+def decode_embedding(body: bytes) -> EmbeddingBody:
+    """Raises RequestError `invalid_request` naming the field."""
+    try:
+        return _EMBEDDING.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _explain(error, body) from None
 

@@ -6,14 +6,21 @@ so that every error before it is a real HTTP status.
 
 from __future__ import annotations
 
+import asyncio
+
 from rungway.clock import NS_PER_S
 from rungway.engine.protocol import Delta, TokenLogprob
 from rungway.errors import RequestError
 from rungway.gateway.answer import Choice, Stored, body, json_headers, sse_headers
 from rungway.gateway.call import Call
+from rungway.gateway.embeddings import embeddings_body, vector_text
 from rungway.gateway.read import Reading
+from rungway.gateway.schema import EmbeddingBody
 from rungway.gateway.sse import DONE, Frames, error_frame
 from rungway.gateway.tool_frames import CallFrames
+
+VECTOR_CHARS_INLINE_MAX = 65_536
+"""Larger answers, which take milliseconds to write out, are written on a thread."""
 
 
 class Gathered:
@@ -30,7 +37,10 @@ class Gathered:
 
     def add(self, deltas: list[Delta]) -> None:
         for delta in deltas:
-            self._texts.setdefault(delta.index, []).append(delta.text)
+            if delta.vector is not None:
+                self._texts[delta.index] = [vector_text(delta.vector)]  # a second try's replaces the first one's
+            else:
+                self._texts.setdefault(delta.index, []).append(delta.text)
             self._count[delta.index] = self._count.get(delta.index, 0) + len(delta.token_ids)
             if delta.logprobs:
                 self._logprobs.setdefault(delta.index, []).extend(delta.logprobs)
@@ -80,7 +90,7 @@ class Answering:
         """`stored` is the whole answer where it was gathered; `tokens` = prompt, cached, output."""
         if self._frames is None:
             assert stored is not None, "a unary answer is always gathered"
-            whole = body(self._call.facts, stored, self._reading.chat, self._reading.demand.calling)
+            whole = await _whole(self._call, self._reading, stored)
             await self._call.respond(200, json_headers(self._call.facts, len(whole)), whole)
             return
         await self._send((self._frames.usage(*tokens) if self._reading.include_usage else "") + DONE, False)
@@ -90,7 +100,7 @@ class Answering:
         if self._gathered is None:
             return None
         ask = self._reading.sampling
-        choices = self._gathered.choices(self._reading.ask.n, ask.logprobs is not None, ask.use_beam_search)
+        choices = self._gathered.choices(self._reading.answers, ask.logprobs is not None, ask.use_beam_search)
         return Stored(self._call.id, self._created, self._call.facts, choices, *tokens)
 
     async def fail(self, error: RequestError) -> None:
@@ -106,6 +116,15 @@ class Answering:
             call.started = True
             await call.send({"type": "http.response.start", "status": 200, "headers": sse_headers(call.facts)})
         await call.send({"type": "http.response.body", "body": text.encode("ascii"), "more_body": more})
+
+
+async def _whole(call: Call, reading: Reading, stored: Stored) -> bytes:
+    given = reading.body
+    if not isinstance(given, EmbeddingBody):
+        return body(call.facts, stored, reading.chat, reading.demand.calling)
+    if stored.size <= VECTOR_CHARS_INLINE_MAX:
+        return embeddings_body(call.facts, stored, given.encoding_format)
+    return await asyncio.to_thread(embeddings_body, call.facts, stored, given.encoding_format)
 
 
 def _frames(call: Call, reading: Reading, created: int) -> Frames:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from rungway.engine.protocol import Work
+from rungway.engine.protocol import EmbedInput, Work
+from rungway.gateway.inputs import Inputs
 from rungway.gateway.prompts import Lexer
 from rungway.gateway.read import Reading
 from rungway.gateway.sampling import bad_words
+from rungway.gateway.schema import EmbeddingBody
 from rungway.messages import Start
 from rungway.types import Grant, billing_of
 
@@ -16,11 +18,14 @@ def start_message(reading: Reading, grant: Grant, lexer: Lexer, max_tokens: int,
     """`max_tokens` is that of the first grant, so that a later try ends where the first one would have. `resume[i]` = what the i-th of the
     sequences that still run has emitted."""
     ask, offer = reading.ask, grant.offer
+    if isinstance(reading.prompt, Inputs):
+        return Start(_embedding(reading, grant, reading.prompt.inputs(lexer)), billing_of(ask, grant))
     if offer.context_limit is None:
         prompt = reading.prompt.whole(lexer)
     else:
         prompt = reading.prompt.trimmed(lexer, offer.context_limit)
-    words = () if lexer.by_text else bad_words(reading.body.bad_words, lexer.tokenizer)
+    asked = None if isinstance(reading.body, EmbeddingBody) else reading.body.bad_words
+    words = () if lexer.by_text else bad_words(asked, lexer.tokenizer)
     work = Work(
         request_id=ask.request_id,
         attempt=grant.attempt,
@@ -39,3 +44,19 @@ def start_message(reading: Reading, grant: Grant, lexer: Lexer, max_tokens: int,
         priority=grant.priority,
     )
     return Start(work, billing_of(ask, grant))
+
+
+def _embedding(reading: Reading, grant: Grant, inputs: list[EmbedInput]) -> Work:
+    return Work(
+        request_id=reading.ask.request_id,
+        attempt=grant.attempt,
+        prompt_ids=[],
+        prompt_text="",
+        sampling=reading.sampling,
+        sequences=len(inputs),
+        share=reading.ask.tenant,
+        weight=grant.weight,
+        priority=grant.priority,
+        kind="embed",
+        inputs=inputs,
+    )

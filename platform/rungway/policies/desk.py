@@ -166,7 +166,7 @@ class Desk:
         views = []
         for tier in platform.tiers:
             known = self._lease.pools.get(tier.name)
-            if known is not None:
+            if known is not None and tier.kind is ask.kind:
                 speed = (known.saturation, known.prefill_tokens_per_s, known.decode_ms_per_token)
                 views.append(TierView(tier, pick_version(tier.versions, key), *speed, 0.0, tier.name in here))
         found = quote(ask, contract, views, {}, platform.ladder, self._quality, {}, waited_ms=waited_ms)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from rungway.contracts import NUSD_PER_USD, LadderSpec, Tenant
+from rungway.contracts import NUSD_PER_USD, LadderSpec, Tenant, TierKind
 from rungway.policies.ladder import RungName, rung_index
 from rungway.policies.quality import QualityModel
 from rungway.policies.worth import NEVER, Terms, TierView, Why, cache_offer, idle_offer, model_offer, template_offer
@@ -52,7 +52,7 @@ def quote(
     allowed: dict[str, int] | None = None,
     waited_ms: float = 0.0,
 ) -> Quote:
-    """All offers for `ask` now.
+    """All offers for `ask` now. `tiers` are of the kind that it asks for.
 
     `rungs`: rung in force for this Ask per tier (absent = 0). `predicted_output`: expected output tokens of one sequence
     per tier (absent = the bound). `tenant_tiers`: tiers that the tenant may use at all, for serving an Ask for a larger
@@ -68,10 +68,10 @@ def quote(
         weak=weak,
         gap=gap,
         top_rank=max((view.tier.rank for view in tiers), default=0),
-        risk_rank=_risk_rank(tenant, tiers) if high else 0,
+        risk_rank=_risk_rank(tenant, tiers) if high and ask.kind is TierKind.TEXT else 0,
         context_limit=ladder.context_limit_tokens,
         predicted=predicted_output,
-        allowed={} if high else permitted(tenant, ladder) if allowed is None else allowed,
+        allowed=_touching(ask, permitted(tenant, ladder) if allowed is None else allowed),
         waited_ms=waited_ms,
     )
     idle = [(view, idle_offer(view, terms)) for view in tiers if view.tier.name in ask.tiers]
@@ -94,6 +94,16 @@ def quote(
     if judge.templated:
         offers.append(template_offer(terms))
     return Quote(tuple(offers), best, tuple(judge.rejected))
+
+
+def _touching(ask: Ask, allowed: dict[str, int]) -> dict[str, int]:
+    """Of the rungs that the tenant allows, those that may touch this Ask. A vector comes from the model that was asked for,
+    whole, or not at all: of the ladder only `defer` is left for embeddings."""
+    if ask.risk is Risk.HIGH:
+        return {}
+    if ask.kind is TierKind.EMBEDDING:
+        return {name: index for name, index in allowed.items() if name == RungName.DEFER}
+    return allowed
 
 
 class _Judge:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from rungway.contracts import NUSD_PER_USD, Tier, Version
+from rungway.contracts import NUSD_PER_USD, Tier, TierKind, Version
 from rungway.policies.ladder import RungName
 from rungway.policies.quality import p_of
 from rungway.types import Ask, Offer, OfferKind
@@ -111,8 +111,9 @@ def model_offer(view: TierView, terms: Terms, *, cut: bool, trim: bool, loaded: 
         prompt, context_limit, degraded = trimmed, terms.context_limit, (*degraded, RungName.CONTEXT_TRIM)
     if smaller:
         degraded = (*degraded, RungName.SMALL_TIER)
-    room = version.max_context - prompt
-    if room < 1:
+    # Each text to embed was measured by the gateway and leaves no room for an answer; `prompt` is all of them.
+    room = version.max_context - prompt if ask.kind is TierKind.TEXT else 0
+    if room < 1 and ask.kind is TierKind.TEXT:
         return Why.CONTEXT
     max_tokens = min(version.default_max_tokens if ask.output_bound is None else ask.output_bound, room)
     expected = min(terms.predicted.get(tier.name, max_tokens), max_tokens)

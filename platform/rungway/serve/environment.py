@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rungway.contracts import Platform
+from rungway.contracts import Platform, TierKind
 from rungway.errors import RequestError, RungwayError
 from rungway.outcomes import CODES, Code
 from rungway.serve import haproxy, processes
@@ -132,8 +132,11 @@ def _common(run_dir: Path) -> dict[str, str]:
 
 def threads_per_engine(platform: Platform, cores: int) -> int:
     """The cores shared out among the native engines of this machine. An engine with more threads than cores to itself
-    is slower than with one: each of its small steps waits for a thread that another engine holds."""
-    engines = sum(version.replicas_min for version in platform.versions() if version.backend == "native")
+    is slower than with one: each of its small steps waits for a thread that another engine holds. Engines for embeddings
+    count only where there are no others: their models are small and work now and then."""
+    native = [version for version in platform.versions() if version.backend == "native"]
+    texts = [version for version in native if version.kind is TierKind.TEXT]
+    engines = sum(version.replicas_min for version in texts or native)
     return max(1, cores // max(1, engines))
 
 

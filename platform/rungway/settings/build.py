@@ -49,21 +49,28 @@ def _controller(values: dict[str, Any]) -> contracts.ControllerSpec:
 
 
 def build_tiers(tiers: Mapping[str, Tier], base: Path) -> tuple[contracts.Tier, ...]:
-    """Smallest first, ranks 0, 1, ...: by the declared rank, or by output price, then input price, then place."""
-    declared = any(tier.rank is not None for tier in tiers.values())
+    """Smallest first, ranks 0, 1, ...: by the declared rank, or by output price, then input price, then place. Tiers for
+    embeddings come last, with rank 0."""
+    texts = {name: tier for name, tier in tiers.items() if tier.kind == contracts.TierKind.TEXT}
+    declared = any(tier.rank is not None for tier in texts.values())
 
     def size(item: tuple[str, Tier]) -> tuple[int, int]:
         price = item[1].price_usd_per_1k
         return (item[1].rank or 0, 0) if declared else (price.output, price.input)
 
-    return tuple(
-        contracts.Tier(
-            name=name,
-            rank=rank,
-            price=contracts.Price(**tier.price_usd_per_1k.model_dump()),
-            versions=tuple(build_version(name, key, version, base) for key, version in tier.versions.items()),
-        )
-        for rank, (name, tier) in enumerate(sorted(tiers.items(), key=size))
+    ranked = [(rank, name) for rank, (name, _) in enumerate(sorted(texts.items(), key=size))]
+    ranked += [(0, name) for name in tiers if name not in texts]
+    return tuple(build_tier(name, rank, tiers[name], base) for rank, name in ranked)
+
+
+def build_tier(name: str, rank: int, tier: Tier, base: Path) -> contracts.Tier:
+    versions = (build_version(name, key, version, base) for key, version in tier.versions.items())
+    return contracts.Tier(
+        name=name,
+        rank=rank,
+        price=contracts.Price(**tier.price_usd_per_1k.model_dump()),
+        versions=tuple(msgspec.structs.replace(version, kind=tier.kind) for version in versions),
+        kind=tier.kind,
     )
 
 

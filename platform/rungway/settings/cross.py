@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rungway.contracts import Tenant
+from rungway.contracts import Tenant, TierKind
 from rungway.errors import Mistake
 from rungway.settings.build import alias_target
 from rungway.settings.validate import mistake
@@ -39,17 +39,34 @@ def check_aliases(platform: Document, mistakes: list[Mistake]) -> None:
 
 
 def check_ranks(platform: Document, mistakes: list[Mistake]) -> None:
-    """`rank` stands in every tier or in none, each time another number."""
+    """`rank` stands in every tier for text or in none, each time another number."""
     tiers = platform.data.get("tiers")
     if not isinstance(tiers, dict):
         return
-    ranks = {name: tier.get("rank") for name, tier in tiers.items() if isinstance(tier, dict)}
+    ranks = {name: tier.get("rank") for name, tier in tiers.items() if isinstance(tier, dict) and not _embeds(tier)}
     declared = [rank for rank in ranks.values() if rank is not None]
     for name, rank in ranks.items():
         if declared and (rank is None or declared.count(rank) > 1):
             mistakes.append(
                 mistake(platform, ("tiers", name, "rank"), "must be in every tier or in none, each time another number")
             )
+
+
+def check_kinds(platform: Document, mistakes: list[Mistake]) -> None:
+    """A model has tiers for text, or one tier for embeddings."""
+    models, tiers = platform.data.get("models"), platform.data.get("tiers")
+    if not isinstance(models, dict) or not isinstance(tiers, dict):
+        return
+    embedding = {name for name, tier in tiers.items() if _embeds(tier)}
+    for name, model in models.items():
+        listed = _list(model.get("tiers")) if isinstance(model, dict) else []
+        if len(listed) > 1 and embedding.intersection(entry for entry in listed if isinstance(entry, str)):
+            message = "an embedding tier stands alone in a model: its vectors cannot be compared with others"
+            mistakes.append(mistake(platform, ("models", name, "tiers"), message))
+
+
+def _embeds(tier: object) -> bool:
+    return isinstance(tier, dict) and tier.get("kind") == TierKind.EMBEDDING
 
 
 def check_tenant_names(tenants: Sequence[Document], mistakes: list[Mistake]) -> None:

@@ -14,7 +14,17 @@ from typing import Any
 
 import msgspec
 
-from rungway.contracts import NUSD_PER_USD, ApiKey, ControllerSpec, LadderSpec, Platform, Tenant, Tier, Version
+from rungway.contracts import (
+    NUSD_PER_USD,
+    ApiKey,
+    ControllerSpec,
+    LadderSpec,
+    Platform,
+    Tenant,
+    Tier,
+    TierKind,
+    Version,
+)
 
 # Where a cell runs is not what it decides: the same files give the same digest on every machine.
 _PLACE = ("listen", "state_dir", "tenants_dir", "database", "digest")
@@ -79,7 +89,8 @@ def _controller(spec: ControllerSpec) -> dict[str, Any]:
 def _tier(tier: Tier) -> dict[str, Any]:
     price = {name: _usd(value) for name, value in msgspec.structs.asdict(tier.price).items()}
     return {
-        "rank": tier.rank,
+        "kind": tier.kind.value,
+        **({"rank": tier.rank} if tier.kind is TierKind.TEXT else {}),
         "price_usd_per_1k": price,
         "versions": {version.name: _version(version) for version in tier.versions},
     }
@@ -87,7 +98,7 @@ def _tier(tier: Tier) -> dict[str, Any]:
 
 def _version(version: Version) -> dict[str, Any]:
     values: dict[str, Any] = msgspec.to_builtins(version)
-    for name in ("name", "tier"):
+    for name in ("name", "tier", "kind"):
         del values[name]
     values["replicas"] = {"min": values.pop("replicas_min"), "max": values.pop("replicas_max")}
     values["replica_cost_usd_per_hour"] = _usd(values.pop("replica_cost_nusd_per_hour"))

@@ -13,6 +13,7 @@ from rungway.settings.build import allowed_models, build_key, build_platform, bu
 from rungway.settings.cross import (
     check_aliases,
     check_keys,
+    check_kinds,
     check_ranks,
     check_reserved,
     check_tenant_names,
@@ -54,6 +55,7 @@ def load_platform(
     shape = validate(PlatformFile, files.platform, names, mistakes)
     check_aliases(files.platform, mistakes)
     check_ranks(files.platform, mistakes)
+    check_kinds(files.platform, mistakes)
     ladder = validate(LadderFile, files.ladder, names, mistakes) if files.ladder else LadderFile()
     check_tenant_names(files.tenants, mistakes)
     check_keys(files.tenants, files.keys, mistakes)

@@ -48,6 +48,9 @@ class Gateway(Section):
     constraint_check_s: Positive = Field(
         default=_GATEWAY.constraint_check_s, description="Longest time that a gateway checks one for."
     )
+    embedding_inputs_max: Count = Field(
+        default=_GATEWAY.embedding_inputs_max, description="Texts in one request for embeddings."
+    )
     prefix_keys_max: Annotated[int, rules.whole(0, 64)] = Field(
         default=_GATEWAY.prefix_keys_max,
         description="Keys of a prompt's beginning that a gateway names to the controller, for placement by locality; 0 = none.",

@@ -24,6 +24,7 @@ DTYPES = (
     "int4-g32-sym",
     "int4-g128-sym",
 )
+EMBEDDING_DTYPES = ("auto", "float32", "bfloat16", "float16")
 _FAKE = contracts.FakeSpec()
 _SPECULATIVE = contracts.Speculative()
 
@@ -102,14 +103,18 @@ class Version(Section):
         default=0, description="What one replica costs us, for the ledger's cost view."
     )
     max_num_seqs: Count = Field(default=16, description="Sequences in one batch.")
-    max_context: Count = Field(default=2048, description="Prompt and output tokens of one request.")
+    max_context: Count = Field(
+        default=2048,
+        description="Prompt and output tokens of one request; of an embedding tier, tokens of one input, at most the model's positions.",
+    )
     weight: NotNegative = Field(default=1.0, description="Share of the tier's traffic among its versions.")
     default_max_tokens: Count = Field(default=256, description="Output bound where the client sends none.")
     max_num_batched_tokens: Count = Field(
-        default=512, description="Tokens of one engine step (prefill chunk and decode)."
+        default=512, description="Tokens of one engine step (prefill chunk and decode; inputs of many requests)."
     )
     kv_blocks: Annotated[int | None, rules.whole(1, words=("auto",))] = Field(
-        default=None, description="Blocks of KV cache."
+        default=None,
+        description="Blocks of KV cache. Of an embedding tier, which has none: times `block_tokens`, the tokens that requests may have on a replica at a time (auto: 64 steps).",
     )
     block_tokens: Count = Field(default=16, description="Tokens per KV block.")
     dtype: Annotated[str, rules.one_of(*DTYPES)] = Field(
@@ -130,7 +135,7 @@ class Version(Section):
     )
     long_prefill_tokens: Annotated[int | None, rules.whole(1, words=("auto",))] = Field(
         default=None,
-        description="Most tokens of one prompt in a step that others share. `auto`: so many that a step with it takes at most twice what its decodes take alone, as measured, and at most half a step.",
+        description="Most tokens of one prompt in a step that others share. `auto`: so many that a step with it takes about 2.5 times what its decodes take alone, as measured, and at most half a step.",
     )
     kv_watermark: Annotated[float, rules.number(0, 0.5)] = Field(
         default=0.01, description="Part of the KV blocks that an admission leaves free while others run."
@@ -188,10 +193,30 @@ class Version(Section):
 
 class Tier(Section):
     price_usd_per_1k: Price = Field(description="Price per 1,000 tokens; every one is written out, 0 = free.")
+    kind: Annotated[contracts.TierKind, rules.one_of(*contracts.TierKind)] = Field(
+        default=contracts.TierKind.TEXT,
+        description="What it answers with: `text`, or `embedding` for POST /v1/embeddings. docs/embeddings.md.",
+    )
     rank: Annotated[int | None, rules.whole(0, 1000)] = Field(
         default=None,
-        description="Capability, bigger is better. Absent in all tiers: by price, the cheapest is the smallest.",
+        description="Capability, bigger is better. Absent in all tiers: by price, the cheapest is the smallest. Not for embeddings.",
     )
     versions: dict[rules.Name, Version] = Field(
         min_length=1, description="Versions by name; each is a pool of replicas."
     )
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> Tier:
+        if self.kind == contracts.TierKind.TEXT:
+            return self
+        if self.rank is not None:
+            raise refuse("rank", "is only for tiers of kind text: no embedding tier stands in for another")
+        if len({(version.backend, version.model) for version in self.versions.values()}) > 1:
+            raise refuse("versions", "must all have one model: vectors of different models cannot be compared")
+        for version in self.versions.values():
+            if version.speculative.method != "off" or version.tensor_parallel > 1:
+                raise refuse("versions", "`speculative` and `tensor_parallel` are only for tiers of kind text")
+            if version.dtype not in EMBEDDING_DTYPES:
+                allowed = ", ".join(EMBEDDING_DTYPES)
+                raise refuse("versions", f"dtype {version.dtype} is not for embeddings (allowed: {allowed})")
+        return self

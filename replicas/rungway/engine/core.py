@@ -100,10 +100,11 @@ class Core:
             why = f"engine failure: {error}"
             with self._lock:
                 return [self._end(seq, "error", why) for seq in _concerned(step) if seq in self._answers]
-        size, decoding = sum(item.size for item in step), sum(item.size for item in step if _decodes(item))
+        decoding = sum(item.size for item in step if _decodes(item))
+        prefills = [(item.seq.computed, item.size) for item in step if not _decodes(item)]
         with self._lock:
             deltas = self._advance(step, done, sampled)
-        self._measure(size, decoding, deltas)
+        self._measure(decoding, prefills, deltas)
         return deltas
 
     def check(self) -> list[str]:
@@ -244,14 +245,15 @@ class Core:
             usage = EngineUsage(len(work.prompt_ids), group.cached or 0, group.sampled)
         return answer.delta(said, usage)
 
-    def _measure(self, rows: int, decoding: int, deltas: list[Delta]) -> None:
-        """Of a step's rows so many were of decoding sequences. Steps with drafts have no others."""
+    def _measure(self, decoding: int, prefills: list[tuple[int, int]], deltas: list[Delta]) -> None:
+        """Of a step's rows `decoding` were of decoding sequences, the others of prefills (context, tokens). Steps with
+        drafts have no others."""
         said = sum(len(delta.token_ids) for delta in deltas)
-        decoded = said if rows == decoding else min(said, decoding)
-        spent_ns = self._meter.stop(prefilled=rows - decoding, decoded=decoded)
-        self._scheduler.chunks.learn(decoding, rows - decoding, spent_ns)
-        if self._speculation is not None and deltas and rows == decoding:
-            self._speculation.timed(rows, len(deltas))
+        decoded = min(said, decoding) if prefills else said
+        spent_ns = self._meter.stop(prefilled=sum(size for _, size in prefills), decoded=decoded)
+        self._scheduler.chunks.learn(decoding, prefills, spent_ns)
+        if self._speculation is not None and deltas and not prefills:
+            self._speculation.timed(decoding, len(deltas))
 
 
 def _concerned(step: list[Slice]) -> list[Sequence]:

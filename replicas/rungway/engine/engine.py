@@ -1,23 +1,15 @@
-"""NativeEngine: the step loop in a worker thread, requests and deltas on the event loop.
-
-The loop thread only appends to an inbox; the worker empties it between steps, so a cancellation frees its blocks before
-the next step is scheduled. The worker waits when the event loop has not taken the deltas of `DELIVERIES_MAX` steps.
-"""
+"""NativeEngine: a Core in a step loop (step_loop.py), with constraints compiled beside it."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from rungway.engine.answer import refused
 from rungway.engine.assemble import Sizes, directory_parts, module_parts, pick_device
 from rungway.engine.blocks import BlockPool
 from rungway.engine.compiling import Compiling, GrammarLimits
@@ -25,16 +17,15 @@ from rungway.engine.core import Core
 from rungway.engine.drafting import Drafting, make_speculation
 from rungway.engine.drafts import Speculation
 from rungway.engine.grammar import Grammar
-from rungway.engine.protocol import Delta, EngineStats, OnDeltas, PrefixNews, Work
+from rungway.engine.protocol import EngineStats, OnDeltas, PrefixNews, Work
 from rungway.engine.published import Published
 from rungway.engine.rules import DEFAULT_RULES, Rules
 from rungway.engine.runner import Runner, TorchRunner
 from rungway.engine.scheduler import Scheduler
+from rungway.engine.step_loop import StepLoop
 from rungway.engine.tokenizer import Vocabulary
 
-DELIVERIES_MAX = 64
 WAITING_MAX = 4096
-_WAKE_S = 0.5  # the worker looks at its stop flag at least this often
 
 
 class _Order(NamedTuple):
@@ -82,16 +73,11 @@ class NativeEngine:
             clock_ns=clock_ns,
             speculation=speculation,
         )
-        self._compiling = Compiling(vocabulary, grammar or GrammarLimits(), self._post, self._refuse)
-        self._inbox: deque[_Order | str] = deque()
-        self._wake = threading.Condition()
-        self._deliveries = threading.BoundedSemaphore(DELIVERIES_MAX)
-        self._stopping = False
-        self._failure: str | None = None  # why the step loop died
+        self._steps: StepLoop[_Order] = StepLoop(
+            self._core, lambda order: self._core.add(order.work, order.grammar), _work_of
+        )
+        self._compiling = Compiling(vocabulary, grammar or GrammarLimits(), self._post, self._steps.refuse)
         self._close = runner.close if isinstance(runner, TorchRunner) else None
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_deltas: OnDeltas | None = None
 
     @classmethod
     def from_dir(
@@ -146,26 +132,22 @@ class NativeEngine:
         return cls(*parts, prefix_cache=prefix_cache, rules=rules, grammar=grammar)
 
     async def start(self, on_deltas: OnDeltas) -> None:
-        assert self._thread is None, "an engine starts once"
-        self._loop = asyncio.get_running_loop()
-        self._on_deltas = on_deltas
         await asyncio.to_thread(self._compiling.warm)
-        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
-        self._thread.start()
+        self._steps.start(on_deltas)
 
     def submit(self, work: Work) -> None:
         """A work with a constraint waits beside the step loop until that is compiled."""
-        if work.sampling.constraint is None or self._stopping:
-            self._post(work)
+        if work.sampling.constraint is None or self._steps.stopping:
+            self._post(work, None)
         else:
             self._compiling.submit(work)
 
     def cancel(self, request_id: str) -> None:
         work = self._compiling.cancel(request_id)
         if work is not None:
-            self._refuse(work, None)
+            self._steps.refuse(work, None)
         else:
-            self._post(request_id)
+            self._steps.post(request_id)
 
     def stats(self) -> EngineStats:
         stats = self._core.stats()
@@ -176,92 +158,24 @@ class NativeEngine:
 
     def check(self) -> list[str]:
         problems = self._core.check()
-        if self._failure is not None:
-            problems.append(f"the engine's step loop has died: {self._failure}")
+        if self._steps.failure is not None:
+            problems.append(f"the engine's step loop has died: {self._steps.failure}")
         return problems
 
     async def stop(self) -> None:
         """Cancels what still runs, delivers the last deltas and ends the thread. A second call does nothing."""
-        if self._thread is None or self._stopping:
+        if not self._steps.started or self._steps.stopping:
             return
         for work in self._compiling.stop():
-            self._refuse(work, None)
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        while self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, _WAKE_S)
+            self._steps.refuse(work, None)
+        await self._steps.stop()
         if self._close is not None:
             await asyncio.to_thread(self._close)
         await asyncio.sleep(0)  # the last delivery was queued before the thread ended
 
-    def _post(self, item: Work | str, grammar: Grammar | None = None) -> None:
-        order = item if isinstance(item, str) else _Order(item, grammar)
-        with self._wake:
-            if self._failure is None:
-                self._inbox.append(order)
-                self._wake.notify()
-                return
-        if isinstance(item, Work):
-            self._refuse(item, self._failure)
+    def _post(self, work: Work, grammar: Grammar | None) -> None:
+        self._steps.post(_Order(work, grammar))
 
-    def _refuse(self, work: Work, why: str | None) -> None:
-        assert self._loop is not None and self._on_deltas is not None
-        self._loop.call_soon(self._on_deltas, refused(work, why))
 
-    def _work(self) -> None:
-        """The worker thread. Whatever ends it, every request gets its last delta first; what a failure ends is an error,
-        for nobody asked to cancel it."""
-        try:
-            self._steps()
-        finally:
-            self._deliver(self._last_words(sys.exc_info()[1]))
-
-    def _last_words(self, error: BaseException | None) -> list[Delta]:
-        if error is None:
-            return self._drain() + self._core.end_all()
-        failure = f"engine failure: {type(error).__name__}: {error}"
-        with self._wake:
-            self._failure = failure  # from here on `submit` answers for itself
-            left, self._inbox = self._inbox, deque()
-        ends = self._core.end_all(failure)
-        told = {delta.request_id for delta in ends}
-        unseen = [item.work for item in left if isinstance(item, _Order) and item.work.request_id not in told]
-        return ends + [delta for work in unseen for delta in refused(work, failure)]
-
-    def _steps(self) -> None:
-        while not self._stopping:
-            deltas = self._drain()
-            try:
-                if self._core.busy:
-                    deltas += self._core.step()
-            finally:
-                self._deliver(deltas)
-            with self._wake:
-                if not (self._inbox or self._core.busy or self._stopping):
-                    self._wake.wait(_WAKE_S)
-
-    def _drain(self) -> list[Delta]:
-        deltas: list[Delta] = []
-        while self._inbox:
-            item = self._inbox[0]  # stays there until it is dealt with, for `_last_words`
-            deltas += self._core.cancel(item) if isinstance(item, str) else self._core.add(item.work, item.grammar)
-            self._inbox.popleft()
-        return deltas
-
-    def _deliver(self, deltas: list[Delta]) -> None:
-        if not deltas:
-            return
-        assert self._loop is not None
-        while not self._deliveries.acquire(timeout=_WAKE_S):
-            if self._loop.is_closed():
-                return
-        try:
-            self._loop.call_soon_threadsafe(self._hand_over, deltas)
-        except RuntimeError:  # the loop was closed without stop(): nobody is left to tell
-            self._stopping = True
-
-    def _hand_over(self, deltas: list[Delta]) -> None:
-        self._deliveries.release()
-        assert self._on_deltas is not None
-        self._on_deltas(deltas)
+def _work_of(order: _Order) -> Work:
+    return order.work

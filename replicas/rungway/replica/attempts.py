@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from rungway.engine.fake_script import prompt_length
+from rungway.engine.fake_script import input_lengths, prompt_length
 from rungway.engine.protocol import Delta, EngineUsage, Work
 from rungway.types import AttemptEnd, Billing, Usage
 
@@ -38,7 +38,8 @@ class Recent(Generic[K, V]):
 
 
 class Attempt:
-    """One attempt in the engine. `slot` is its place in the token log; `gateway` is empty once that peer is lost."""
+    """One attempt in the engine. `slot` is its place in the token log; `gateway` is empty once that peer is lost. `prompt_tokens`
+    of an embedding grow with each vector."""
 
     __slots__ = (
         "attempt",
@@ -47,6 +48,7 @@ class Attempt:
         "evicted",
         "finish",
         "gateway",
+        "lengths",
         "open_indices",
         "prompt_tokens",
         "reported",
@@ -62,12 +64,23 @@ class Attempt:
         self.gateway = gateway
         self.slot = slot
         self.started_wall_ns = started_wall_ns
-        self.prompt_tokens = prompt_length(work)
+        self.lengths = input_lengths(work)
+        self.prompt_tokens = 0 if work.kind == "embed" else prompt_length(work)
         self.open_indices = set(range(work.sequences))
         self.emitted = 0
         self.reported = 0
         self.evicted = False
         self.finish = "stop"
+
+    def counted(self, delta: Delta) -> bool:
+        """Books what a delta says was computed; False where it says nothing of that kind."""
+        if delta.token_ids:
+            self.emitted += len(delta.token_ids)
+        elif delta.vector is not None:
+            self.prompt_tokens += self.lengths[delta.index]
+        else:
+            return False
+        return True
 
     def finished(self, index: int, finish: str) -> None:
         """One sequence ended so."""
@@ -76,7 +89,7 @@ class Attempt:
 
     def usage_so_far(self) -> EngineUsage:
         """What can be said of an attempt whose engine will report no usage any more."""
-        return EngineUsage(self.prompt_tokens if self.emitted else 0, 0, self.emitted)
+        return EngineUsage(self.prompt_tokens if self.emitted or self.lengths else 0, 0, self.emitted)
 
 
 def attempt_end(

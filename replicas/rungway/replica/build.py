@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rungway.contracts import FakeSpec, Speculative, Version
+from rungway.contracts import FakeSpec, Speculative, TierKind, Version
 from rungway.engine import errors as engine_errors
 from rungway.engine.fake import FakeEngine
 from rungway.engine.fake_stream import FakeProfile
@@ -15,11 +15,14 @@ from rungway.errors import ModelError
 
 if TYPE_CHECKING:
     from rungway.engine.drafting import Drafting
+    from rungway.engine.embedding.encoder import Encoder
 
 
 def build_engine(version: Version, models_dir: Path) -> Engine:
     """The engine of this version, not started; fetches and converts a native model if `models_dir` lacks it. Raises
     ModelError where the backend is not built in, the model cannot be had, or the fake profile is wrong."""
+    if version.kind is TierKind.EMBEDDING:
+        return _embedding(version, models_dir)
     match version.backend:
         case "fake":
             return _fake(version)
@@ -28,10 +31,46 @@ def build_engine(version: Version, models_dir: Path) -> Engine:
     raise ModelError(f"{version.pool}: backend {version.backend} is not part of this build; native and fake are")
 
 
+def _embedding(version: Version, models_dir: Path) -> Engine:
+    from rungway.engine.embedding.engine import EmbeddingEngine
+
+    return EmbeddingEngine(
+        _encoder(version, models_dir),
+        max_num_seqs=version.max_num_seqs,
+        max_num_batched_tokens=version.max_num_batched_tokens,
+        tokens_max=version.embed_tokens_max,
+    )
+
+
+def _encoder(version: Version, models_dir: Path) -> Encoder:
+    if version.backend == "fake":
+        from rungway.engine.embedding.fake import FakeEncoder
+
+        profile = _profile(version)
+        if profile.fail == "start":
+            raise ModelError(f"{version.pool}: the fake engine is set to fail at start")
+        return FakeEncoder(profile, max_context=version.max_context)
+    if version.backend != "native":
+        raise ModelError(f"{version.pool}: backend {version.backend} is not part of this build; native and fake are")
+    # Imported here: torch takes seconds and hundreds of megabytes that a fake replica should not pay.
+    from rungway.engine.embedding.bert import load_encoder
+    from rungway.engine.loader import fetch_model
+
+    try:
+        path = fetch_model(version.model, models_dir)
+        return load_encoder(path, max_context=version.max_context, dtype=version.dtype, device=version.device)
+    except engine_errors.ModelError as error:
+        raise ModelError(f"{version.pool}: {error}") from error
+
+
 def _fake(version: Version) -> Engine:
+    return FakeEngine(_profile(version), max_num_seqs=version.max_num_seqs, max_context=version.max_context)
+
+
+def _profile(version: Version) -> FakeProfile:
     spec = version.fake or FakeSpec()
     try:
-        profile = FakeProfile(
+        return FakeProfile(
             prefill_ms_per_1k=spec.prefill_ms_per_1k,
             ttft_ms=spec.ttft_ms,
             tpot_ms=spec.tpot_ms,
@@ -47,7 +86,6 @@ def _fake(version: Version) -> Engine:
         )
     except ValueError as error:
         raise ModelError(f"{version.pool}: {error}") from error
-    return FakeEngine(profile, max_num_seqs=version.max_num_seqs, max_context=version.max_context)
 
 
 def _native(version: Version, models_dir: Path) -> Engine:

@@ -211,8 +211,7 @@ class ReplicaServer:
             attempt = running.get(delta.request_id)
             if attempt is None or attempt.attempt != delta.attempt:
                 continue
-            if delta.token_ids:
-                attempt.emitted += len(delta.token_ids)
+            if attempt.counted(delta):
                 tokens.count(attempt.slot, attempt.prompt_tokens, 0, attempt.emitted)
             if delta.finish is not None:
                 if attempt.evicted and delta.finish == "cancelled":

@@ -10,6 +10,8 @@ import random
 import time
 from typing import Any
 
+import msgspec
+
 from rungway.chaos.bench.http_load import percentile
 from rungway.chaos.bench.report import Report, Say, surroundings
 from rungway.clock import NS_PER_MS, NS_PER_S
@@ -17,7 +19,7 @@ from rungway.contracts import CLASS_ORDER, Budget, Platform, Price, Quotas, Tena
 from rungway.control.cell import Now
 from rungway.control.core import Core
 from rungway.engine.protocol import EngineStats
-from rungway.messages import Granted, ReplicaInfo
+from rungway.messages import Granted, Refused, ReplicaInfo
 from rungway.messages import Report as ReplicaReport
 from rungway.policies.quality import load_default
 from rungway.simulate import scenario
@@ -29,6 +31,8 @@ TURN_NS = 5 * NS_PER_MS
 TICK_TURNS = 10
 DECISIONS = 30_000
 BAR_PER_S = 3000.0
+DECISION_P99_MS = 5.0
+REFUSAL_P99_MS = 1.0
 _START_WALL_NS = 1_800_000_000 * NS_PER_S
 
 
@@ -122,10 +126,10 @@ def _end(ask: Ask, grant: Grant, now: Now) -> tuple[AttemptEnd, Finish]:
     return end, finish
 
 
-def _asks(drive: _Drive, start: int, chance: random.Random) -> list[Ask]:
+def _asks(drive: _Drive, start: int, chance: random.Random, count: int = BATCH) -> list[Ask]:
     """A batch of requests of tenants drawn with Zipf's law: few ask often, most rarely."""
     made = []
-    for number in range(start, start + BATCH):
+    for number in range(start, start + count):
         who = min(TENANTS - 1, int(TENANTS ** chance.random()) - 1)
         model, tiers = chance.choice((("auto", ("small", "large")), ("small", ("small",)), ("large", ("large",))))
         prompt = chance.randrange(10, 400)
@@ -145,6 +149,46 @@ def _asks(drive: _Drive, start: int, chance: random.Random) -> list[Ask]:
         drive.asks[ask.request_id] = ask
         made.append(ask)
     return made
+
+
+def _each_ms(drive: _Drive, asks: list[Ask]) -> list[float]:
+    """Processor time of every single submit, with what it leads to. What it is told stays in the effects."""
+    took: list[float] = []
+    for ask in asks:
+        began_ns = time.thread_time_ns()
+        drive.core.submit(ask, drive.now)
+        took.append((time.thread_time_ns() - began_ns) / NS_PER_MS)
+    return took
+
+
+def _half_rate(drive: _Drive, wanted: int, per_s: float, chance: random.Random) -> list[float]:
+    """Milliseconds of processor time until each request is decided while they come at half of the peak rate: its turn takes
+    all that came in one turn's time, so what is judged or dispatched last in it waits longest."""
+    each = max(1, int(per_s / 2 * TURN_NS / NS_PER_S))
+    waits: list[float] = []
+    for start in range(0, wanted, each):
+        asks = _asks(drive, 10_000_000 + start, chance, each)
+        began_ns = time.process_time_ns()
+        drive.turn(asks)
+        waits += [(time.process_time_ns() - began_ns) / NS_PER_MS] * each
+    return waits
+
+
+def _refusals(chance: random.Random, wanted: int) -> tuple[list[float], int]:
+    """All tenants wait in a full pool behind clients' deadlines that cannot be met: how long each no takes, and how many
+    of the answers were one."""
+    drive = _Drive()
+    for number in range(TENANTS):
+        ask = _asks(drive, 20_000_000 + number, chance, 1)[0]
+        drive.core.submit(msgspec.structs.replace(ask, tenant=f"t{number}", model="small", tiers=("small",)), drive.now)
+    drive.core.settle_turn(drive.now)
+    asks = _asks(drive, 30_000_000, chance, wanted)
+    asks = [msgspec.structs.replace(ask, model="small", tiers=("small",), deadline_ms=1.0) for ask in asks]
+    took = _each_ms(drive, asks)
+    sends = drive.core.cell.effects.drain().sends
+    names = {ask.request_id for ask in asks}
+    said_no = sum(isinstance(message, Refused) and message.refusal.request_id in names for _, message in sends)
+    return took, said_no
 
 
 def bench_controller(*, quick: bool, say: Say) -> Report:
@@ -174,5 +218,17 @@ def bench_controller(*, quick: bool, say: Say) -> Report:
     asked = wanted + BATCH * 20
     report.at_least("requests granted and settled / asked", drive.rows / asked, 1 - 2 * BATCH / asked, "")
     row: dict[str, Any] = {"decisions": decided, "per_s": round(per_s), "turn_ms_p50": p50, "turn_ms_p99": p99}
+    waits = _half_rate(drive, wanted // 2, per_s, chance)
+    refusals, said_no = _refusals(chance, wanted // 10)
+    for name, values, bar_ms in (("decision", waits, DECISION_P99_MS), ("refusal", refusals, REFUSAL_P99_MS)):
+        row[f"{name}_ms_p50"], row[f"{name}_ms_p99"] = percentile(values, 0.5), percentile(values, 0.99)
+        say(f"{name}: p50 {row[f'{name}_ms_p50']:.3f} ms, p99 {row[f'{name}_ms_p99']:.3f} ms")
+        report.at_most(
+            f"{name} p99 at half of the peak rate" if name == "decision" else "refusal p99 with all tenants waiting",
+            row[f"{name}_ms_p99"],
+            bar_ms,
+            "ms",
+        )
+    report.at_least("of those asks refused", said_no / len(refusals), 1.0, "")
     report.control.append(row)
     return report

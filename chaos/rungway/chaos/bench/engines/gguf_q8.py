@@ -11,7 +11,7 @@ import numpy as np
 from rungway.chaos.bench.child import BenchError
 from rungway.chaos.bench.sides import cache_dir
 from rungway.engine import downloads
-from rungway.engine.catalogue import CATALOGUE
+from rungway.engine.catalogue import CATALOGUE, PackagedModel
 from rungway.engine.errors import ModelError
 
 _DERIVED = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
@@ -19,7 +19,8 @@ _DERIVED = ("GGUF.", "general.architecture", "general.file_type", "general.quant
 
 def q8_file(source: str) -> Path:
     """Made once, in the benchmarks' cache. Raises BenchError where the source is not a packaged model."""
-    if source not in CATALOGUE:
+    model = CATALOGUE.get(source)
+    if not isinstance(model, PackagedModel):
         raise BenchError(f"{source} is no packaged model, so there is no GGUF file of it")
     target = cache_dir() / f"{source.partition(':')[2].replace('==', '-')}-q8_0.gguf"
     if not target.exists():
@@ -27,7 +28,7 @@ def q8_file(source: str) -> Path:
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             work = Path(folder)
             try:
-                downloads.assemble(CATALOGUE[source], work / "packed.gguf", work, lambda what, done, total: None)
+                downloads.assemble(model, work / "packed.gguf", work, lambda what, done, total: None)
             except ModelError as error:
                 raise BenchError(str(error)) from error
             requantise(work / "packed.gguf", work / "q8.gguf")

@@ -1,0 +1,54 @@
+"""Turning away what would come too late, before it takes anything: see `policies/shed.py` and `contracts.ShedSpec`."""
+
+from __future__ import annotations
+
+from rungway.clock import NS_PER_MS
+from rungway.control.cell import Cell, Now
+from rungway.control.flight import Flight
+from rungway.control.pool import Pool
+from rungway.control.sides import is_over
+from rungway.policies.shed import draw, probability, ramp_of, spread_s
+from rungway.types import OfferKind
+
+
+def drop_late_offers(cell: Cell, flight: Flight, now: Now) -> bool:
+    """Leave of the quote's offers those that can be taken up at the present load; False when that left none of several."""
+    quote = flight.quote
+    assert quote is not None
+    kept = tuple(
+        offer
+        for offer in quote.offers
+        if offer.kind is not OfferKind.MODEL or not _turned_away(cell, flight, cell.pools[offer.tier], now)
+    )
+    if len(kept) == len(quote.offers):
+        return True
+    flight.quote = quote._replace(offers=kept)
+    return bool(kept)
+
+
+def _turned_away(cell: Cell, flight: Flight, pool: Pool, now: Now) -> bool:
+    spec, state = cell.platform.controller.shed, flight.state
+    target_s = state.contract.slo.ttft_ms_p99 / 1000.0
+    load = pool.expected_wait_s(state, flight.band, now.mono_ns) / target_s
+    if spec.target_factor is not None and flight.ask.deadline_ms is None and load > spec.target_factor:
+        return True
+    ramp = ramp_of(spec, flight.ask.tenant_class)
+    if load <= ramp.begin:
+        return False
+    over = is_over(pool, state, cell.tenants.values(), now.mono_ns)
+    return draw(flight.ask.request_id) < probability(load, ramp, over=over)
+
+
+def retry_after_s(pool: Pool, flight: Flight, now: Now) -> int:
+    """From the drain of its tenant's line, spread over the requests that are turned away."""
+    queued = float(flight.state.queued_tokens.get(pool.name, 0))
+    return spread_s(pool.pace.drain.retry_after_s(queued, now.mono_ns), flight.ask.request_id)
+
+
+def latest_start_ns(cell: Cell, flight: Flight, prefill_ms: float) -> int | None:
+    """When a request without a deadline has to begin for its first token to come in time; None where that is all one."""
+    factor = cell.platform.controller.shed.target_factor
+    if factor is None:
+        return None
+    left_ms = factor * flight.state.contract.slo.ttft_ms_p99 - prefill_ms
+    return flight.submitted_ns + int(max(0.0, left_ms) * NS_PER_MS)
