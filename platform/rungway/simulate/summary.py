@@ -21,8 +21,7 @@ def good(world: World, call: Call) -> bool:
     """Answered by a model, whole, and within the tenant's targets for first token and pace."""
     if call.outcome not in _WHOLE or not call.first_ns:
         return False
-    contract = world.platform.tenant(call.arrival.tenant)
-    assert contract is not None
+    contract = world.clients.contracts[call.arrival.tenant]
     ttft_ms = (call.first_ns - call.sent_ns) / 1e6
     return ttft_ms <= contract.slo.ttft_ms_p99 and (call.tpot_ms is None or call.tpot_ms <= contract.slo.tpot_ms_p99)
 
@@ -101,8 +100,7 @@ def hit_rate(rows: Iterable[LedgerRow]) -> float | None:
 
 
 def _tenant(world: World, name: str, calls: Sequence[Call], duration_s: float) -> dict[str, Any]:
-    contract = world.platform.tenant(name)
-    assert contract is not None
+    contract = world.clients.contracts[name]
     rows = [world.disk.rows[i] for call in calls for i in call.request_ids if i in world.disk.rows]
     met = sum(good(world, call) for call in calls)
     return {
