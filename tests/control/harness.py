@@ -157,7 +157,9 @@ class World:
         assert isinstance(answer, Refusal), answer
         return answer
 
-    def engine_end(self, request_id: str, output: int, *, attempt: int | None = None, finish: str = "stop") -> None:
+    def engine_end(
+        self, request_id: str, output: int, *, attempt: int | None = None, finish: str = "stop", cached: int = 0
+    ) -> None:
         grant = self.grant(request_id)
         number = grant.attempt if attempt is None else attempt
         flight = self.cell.flights.get(request_id)
@@ -166,7 +168,7 @@ class World:
             request_id=request_id,
             attempt=number,
             replica_id=grant.replica_id,
-            usage=Usage(prompt_tokens=grant.offer.prompt_tokens, output_tokens=output),
+            usage=Usage(prompt_tokens=grant.offer.prompt_tokens, cached_tokens=cached, output_tokens=output),
             finish=finish,
             billing=billing,
             started_wall_ns=self.wall_ns,

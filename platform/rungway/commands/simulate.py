@@ -27,6 +27,7 @@ TENANT_COLUMNS = (
     "ttft_ms_p50",
     "ttft_ms_p99",
     "tpot_ms_p99",
+    "hit_rate",
     "cost_usd",
 )
 
