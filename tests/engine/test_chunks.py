@@ -92,7 +92,7 @@ def test_a_share_that_shrank_grows_again_when_the_next_prompt_begins() -> None:
             context += size
     starts = [size for context, size in sizes if context == 0]
     assert starts[0] == CHUNK_FIRST and all(12 <= size <= 20 for size in starts[1:]), "20 is what the costs allow"
-    assert max(size for context, size in sizes if context > LONG - 64) <= 3
+    assert max(size for context, size in sizes if context > LONG - 64) <= CHUNK_MIN
 
 
 def test_without_that_part_they_would_slow_down_beyond_it() -> None:

@@ -186,3 +186,22 @@ def test_the_fake_engine_keeps_its_books_with_a_cache_in_a_pool_that_is_too_smal
     assert len(ended) == 120 and sum(delta.usage.cached_tokens for delta in ended if delta.usage) > 500
     stats = bench.core.stats()
     assert stats.kv_blocks_free + stats.kv_blocks_cached == 24 and stats.running == 0
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_keys_of_every_so_many_blocks_tell_what_the_engine_would_find_to_that_grain(every: int) -> None:
+    rng = random.Random(every)
+    pool = BlockPool(60, BLOCK, published=Published(10_000, every))
+    held, told = HeldPrefixes(), 0
+    texts = [("ab"[rng.randrange(2)], [rng.randrange(2) for _ in range(rng.randint(4, 60))]) for _ in range(30)]
+    for _ in range(200):
+        share, tokens = rng.choice(texts)
+        fill(pool, share, tokens[: len(tokens) // BLOCK * BLOCK])
+        news = pool.known.published.news(full=False)
+        held.apply(news.full, news.added, news.removed)
+        for name, text in texts:
+            named = chain_keys(name, text, BLOCK, every=every)
+            assert len(named) == (len(text) - 1) // BLOCK // every
+            assert held.leading(named) == matched(pool, name, text) // every
+            told = max(told, held.leading(named))
+    assert told >= 3 and len(held) < len(pool.known)

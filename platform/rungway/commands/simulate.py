@@ -13,6 +13,7 @@ import typer
 from rungway.commands.common import DEFAULT_CONFIG, AsJson, emit_json, fail, load, show, table
 
 if TYPE_CHECKING:
+    from rungway.simulate.crowd import Crowd
     from rungway.simulate.world import World
 
 RANDOM_S = 10.0
@@ -26,6 +27,7 @@ TENANT_COLUMNS = (
     "ttft_ms_p50",
     "ttft_ms_p99",
     "tpot_ms_p99",
+    "hit_rate",
     "cost_usd",
 )
 
@@ -49,7 +51,18 @@ Costs = Annotated[
     list[str] | None, typer.Option(metavar="TIER=MODEL", help="Cost model of a tier: a10g-7b, h200-8b, ...")
 ]
 Context = Annotated[int | None, typer.Option(min=16, help="Longest prompt + answer, in place of max_context.")]
-Like = Annotated[str | None, typer.Option(help="Whose contract tenants get that the configuration does not name.")]
+Like = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TENANT,...", help="Whose contracts, in turn, tenants get that the configuration does not name."
+    ),
+]
+Tenants = Annotated[
+    int | None, typer.Option(min=1, help="Copy the trace's clients until there are so many, each with its own shape.")
+]
+LoadFactor = Annotated[
+    float, typer.Option("--load", min=0.001, help="With --tenants: all requests together over those of the trace.")
+]
 Tries = Annotated[int, typer.Option(min=1, max=10, help="Tries per request of a client that is refused.")]
 Deadlines = Annotated[bool, typer.Option("--deadlines", help="Clients send their contract's targets as deadlines.")]
 ReportMs = Annotated[float, typer.Option(min=10, help="How often a replica reports.")]
@@ -70,6 +83,8 @@ def simulate(
     cost: Costs = None,
     context: Context = None,
     like: Like = None,
+    tenants: Tenants = None,
+    load_factor: LoadFactor = 1.0,
     tries: Tries = 1,
     deadlines: Deadlines = False,
     report_ms: ReportMs = 100.0,
@@ -96,7 +111,10 @@ def simulate(
         command = reproducer(seed, faults, duration or RANDOM_S)
     else:
         costs = dict(part.partition("=")[::2] for part in cost or [])
-        wish = Wish(seed, speed, start, duration, kinds, costs, replicas, tries, context, like, report_ms, deadlines)
+        crowd = _crowd(tenants, load_factor)
+        wish = Wish(
+            seed, speed, start, duration, kinds, costs, replicas, tries, context, like, report_ms, deadlines, crowd
+        )
         world = play_trace(load(config, None), trace, wish)
         command = _command(trace, config, wish, faults)
     result = summary(world)
@@ -111,6 +129,14 @@ def simulate(
         _print(result, world)
     if result["violations"]:
         raise fail(f"an invariant broke; reproduce: {command}")
+
+
+def _crowd(tenants: int | None, load_factor: float) -> Crowd | None:
+    from rungway.simulate.crowd import Crowd
+
+    if tenants is None and load_factor != 1.0:
+        raise fail("--load needs --tenants", 2)
+    return None if tenants is None else Crowd(tenants, load_factor)
 
 
 def reproducer(seed: int, faults: str, duration_s: float) -> str:
@@ -130,6 +156,8 @@ def _command(trace: Path, config: Path, wish: Any, faults: str) -> str:
         ("--like", wish.like, None),
         ("--tries", wish.tries_max, 1),
         ("--report-ms", wish.report_ms, 100.0),
+        ("--tenants", wish.crowd and wish.crowd.tenants, None),
+        ("--load", wish.crowd.load if wish.crowd else 1.0, 1.0),
     ):
         if value != default:
             words += [name, f"{value:g}" if isinstance(value, float) else str(value)]

@@ -52,6 +52,23 @@ class Pace:
         return WAIT_MARGIN * self.drain.wait_s(ahead_in_all, now_ns)
 
 
+class BlockSums:
+    """KV blocks of a pool's replicas, kept as sums: with hundreds of them each report would else look at all."""
+
+    __slots__ = ("_free", "_total")
+
+    def __init__(self) -> None:
+        self._total = self._free = 0
+
+    def moved(self, before: EngineStats | None, after: EngineStats | None) -> float:
+        """A replica's report follows another (None = it was not there, or is gone); the share that is in use now."""
+        for stats, sign in ((before, -1), (after, 1)):
+            if stats is not None:
+                self._total += sign * stats.kv_blocks_total
+                self._free += sign * (stats.kv_blocks_free + stats.kv_blocks_cached)
+        return 1.0 - self._free / self._total if self._total else 0.0
+
+
 def _learn(old: float, measured: float, default: float) -> float:
     """Moving average whose first sample replaces the default."""
     return measured if old == default else old + LEARNING_RATE * (measured - old)

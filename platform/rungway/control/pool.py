@@ -14,7 +14,7 @@ from rungway.clock import NS_PER_S
 from rungway.contracts import CLASS_ORDER, ControllerSpec, TenantClass, Tier, Version
 from rungway.control.crowd import Crowd
 from rungway.control.flight import Attempt, Flight
-from rungway.control.pace import Pace
+from rungway.control.pace import BlockSums, Pace
 from rungway.control.tenant_state import TenantState
 from rungway.engine.protocol import EngineStats
 from rungway.messages import ReplicaInfo
@@ -44,6 +44,7 @@ class Pool:
     __slots__ = (
         "band_sequences",
         "band_tokens",
+        "blocks",
         "breakers",
         "claims",
         "crowd",
@@ -90,6 +91,7 @@ class Pool:
         }
         self.pressures: dict[Scope, tuple[float, str]] = {}
         self.kv_use = 0.0
+        self.blocks = BlockSums()
         self.slo_misses: dict[str, deque[bool]] = {}
         self.ever_ready = False
 
@@ -112,7 +114,7 @@ class Pool:
 
     def drop(self, replica_id: str) -> None:
         self.views.pop(replica_id, None)
-        self.stats.pop(replica_id, None)
+        self.blocks.moved(self.stats.pop(replica_id, None), None)
         if (held := self.prefixes.pop(replica_id, None)) is not None:
             held.clear()
         self.breakers.pop(replica_id, None)
@@ -126,11 +128,9 @@ class Pool:
         if view.draining != draining:
             view.draining = draining
             self.shards.clear()
+        self.kv_use = self.blocks.moved(self.stats.get(replica_id), stats)
         self.stats[replica_id] = stats
         self.pace.reported(stats)
-        total = sum(s.kv_blocks_total for s in self.stats.values())
-        free = sum(s.kv_blocks_free + s.kv_blocks_cached for s in self.stats.values())
-        self.kv_use = 1.0 - free / total if total else 0.0
 
     def ready(self, now_ns: int) -> list[ReplicaView]:
         """Replicas that may get new work: reporting, not draining."""

@@ -57,12 +57,17 @@ def check_kinds(platform: Document, mistakes: list[Mistake]) -> None:
     models, tiers = platform.data.get("models"), platform.data.get("tiers")
     if not isinstance(models, dict) or not isinstance(tiers, dict):
         return
-    embedding = {name for name, tier in tiers.items() if _embeds(tier)}
+    embedding = _embedding_tiers(platform)
     for name, model in models.items():
         listed = _list(model.get("tiers")) if isinstance(model, dict) else []
         if len(listed) > 1 and embedding.intersection(entry for entry in listed if isinstance(entry, str)):
             message = "an embedding tier stands alone in a model: its vectors cannot be compared with others"
             mistakes.append(mistake(platform, ("models", name, "tiers"), message))
+
+
+def _embedding_tiers(platform: Document) -> set[str]:
+    tiers = platform.data.get("tiers")
+    return {name for name, tier in tiers.items() if _embeds(tier)} if isinstance(tiers, dict) else set()
 
 
 def _embeds(tier: object) -> bool:
@@ -129,3 +134,15 @@ def check_reserved(documents: Sequence[Document], tenants: Sequence[Tenant], mis
     document = next(document for document in documents if document.data.get("tenant") == biggest.name)
     message = f"all reserved shares together are more than 1: {shares} = {total:g}"
     mistakes.append(mistake(document, ("isolation", "reserved_share"), message, ("tenants", biggest.name)))
+
+
+def check_risk(
+    platform: Document, documents: Sequence[Document], tenants: Sequence[Tenant], mistakes: list[Mistake]
+) -> None:
+    """The least tier for high risk answers with text: any other would turn all of it away."""
+    embedding = _embedding_tiers(platform)
+    for tenant in tenants:
+        if tenant.risk_high_tier_min in embedding:
+            document = next(document for document in documents if document.data.get("tenant") == tenant.name)
+            message = f"`{tenant.risk_high_tier_min}` answers with embeddings (allowed: a tier of kind text)"
+            mistakes.append(mistake(document, ("risk", "high", "tier_min"), message, ("tenants", tenant.name)))

@@ -16,6 +16,7 @@ from rungway.settings.cross import (
     check_kinds,
     check_ranks,
     check_reserved,
+    check_risk,
     check_tenant_names,
     reading_order,
 )
@@ -69,6 +70,7 @@ def load_platform(
             models = allowed_models(shape, terms.models)
             tenants.append(build_tenant(terms, _merge_keys(own, keys), models, ladder))
     check_reserved(files.tenants, tenants, mistakes)
+    check_risk(files.platform, files.tenants, tenants, mistakes)
     if mistakes or shape is None or ladder is None:
         raise ConfigError(sorted(set(mistakes), key=reading_order(files.platform.file)))
     return build_platform(shape, ladder, tuple(tenants), path.resolve().parent, state_dir=state_dir)

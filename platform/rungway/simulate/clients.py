@@ -64,7 +64,7 @@ class Clients:
         self._source: Iterator[Arrival] = iter(())
         self._serial = 0
         self._turn = 0
-        self._tenants = {tenant.name: tenant for tenant in platform.tenants}
+        self.contracts = {tenant.name: tenant for tenant in platform.tenants}
         self._tiers = {alias.name: alias.tiers for alias in platform.models}
         self._names = [tier.name for tier in platform.tiers]
 
@@ -81,7 +81,7 @@ class Clients:
 
     def _send(self, arrival: Arrival) -> None:
         self._next()
-        contract = self._tenants[arrival.tenant]
+        contract = self.contracts[arrival.tenant]
         wanted = arrival.tenant_class or contract.tenant_class
         lower = max(CLASS_ORDER.index(wanted), CLASS_ORDER.index(contract.tenant_class))
         call = Call(arrival, CLASS_ORDER[lower], self.loop.now_ns)
@@ -105,7 +105,7 @@ class Clients:
             self.loop.after(int(call.arrival.leaves_ms * NS_PER_MS), gateway.leave, flight)
 
     def _ask(self, call: Call, gateway_id: str) -> Ask:
-        arrival, contract = call.arrival, self._tenants[call.arrival.tenant]
+        arrival, contract = call.arrival, self.contracts[call.arrival.tenant]
         model = arrival.model or contract.models[0]
         self._serial += 1
         keys = prefix_keys(arrival.tenant, arrival.blocks)[: self.platform.gateway.prefix_keys_max]

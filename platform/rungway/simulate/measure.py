@@ -147,15 +147,23 @@ def _gain(first: Sample, last: Sample, key: Key, weights: dict[str, float]) -> f
 
 
 def _gap(samples: Sequence[Sample], weights: dict[str, float]) -> float:
-    """Per pair: since when both wait without a break, and how far apart they have come since at most."""
-    began: dict[tuple[Key, Key], Sample] = {}
+    """Per pair: since when both wait without a break, and how far apart they have come since at most. A pair waits together
+    since the later of its two began, so its tenants are looked at by their beginnings, not pair by pair."""
+    began: dict[Key, int] = {}
     worst = 0.0
-    for sample in samples:
-        waiting = sorted(sample.backlogged)
-        pairs = [(a, b) for i, a in enumerate(waiting) for b in waiting[i + 1 :] if a[0] == b[0]]
-        began = {pair: began.get(pair, sample) for pair in pairs}
-        for (a, b), first in began.items():
-            worst = max(worst, abs(_gain(first, sample, a, weights) - _gain(first, sample, b, weights)))
+    for number, sample in enumerate(samples):
+        began = {key: began.get(key, number) for key in sample.backlogged}
+        for tier in {key[0] for key in began}:
+            starts: dict[int, list[Key]] = {}
+            for key, start in began.items():
+                if key[0] == tier:
+                    starts.setdefault(start, []).append(key)
+            before: list[Key] = []
+            for start in sorted(starts):
+                new = [_gain(samples[start], sample, key, weights) for key in starts[start]]
+                old = [_gain(samples[start], sample, key, weights) for key in before]
+                worst = max(worst, max(new) - min(new + old), max(new + old) - min(new))
+                before += starts[start]
     return worst
 
 

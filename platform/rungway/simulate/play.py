@@ -9,7 +9,8 @@ from random import Random
 
 import msgspec
 
-from rungway.contracts import Platform, Tenant, Version
+from rungway.contracts import Platform, Tenant, TierKind, Version
+from rungway.simulate.crowd import Crowd
 from rungway.simulate.errors import SimulationError
 from rungway.simulate.faults import FaultKind, plan
 from rungway.simulate.traces import read_trace
@@ -33,16 +34,18 @@ class Wish:
     like: str | None = None
     report_ms: float = 100.0
     deadline: bool = False
+    crowd: Crowd | None = None
 
 
 def play_trace(platform: Platform, trace: Path, wish: Wish) -> World:
     """Raises SimulationError for what cannot be played."""
     rng = Random(wish.seed)
     own_s = None if wish.duration_s is None else wish.duration_s * wish.speed
-    found = speed_up(read_trace(trace, rng, start_s=wish.start_s, duration_s=own_s), wish.speed, wish.duration_s)
+    piece = read_trace(trace, rng, start_s=wish.start_s, duration_s=own_s, crowd=wish.crowd)
+    found = speed_up(piece, wish.speed, wish.duration_s)
     if not found:
         raise SimulationError(f"{trace} has no requests between {wish.start_s:g} s and the end that was asked for")
-    platform = for_tenants(platform, sorted({arrival.tenant for arrival in found}), wish.like)
+    platform = for_tenants(text_only(platform), sorted({arrival.tenant for arrival in found}), wish.like)
     if wish.context is not None:
         platform = with_context(platform, wish.context)
     if wish.deadline:
@@ -59,20 +62,38 @@ def play_trace(platform: Platform, trace: Path, wish: Wish) -> World:
     return world
 
 
+def text_only(platform: Platform) -> Platform:
+    """Without the tiers for embeddings: no trace asks for any, and their replicas would only cost."""
+    tiers = tuple(tier for tier in platform.tiers if tier.kind is TierKind.TEXT)
+    names = {tier.name for tier in tiers}
+    models = tuple(alias for alias in platform.models if names.issuperset(alias.tiers))
+    return msgspec.structs.replace(platform, tiers=tiers, models=models)
+
+
 def for_tenants(platform: Platform, names: Sequence[str], like: str | None) -> Platform:
     """The platform with a contract for every tenant of the trace: its own if the configuration has one of that name, else
-    a copy of the tenant `like` (default: the first one that may use a model)."""
-    able = [tenant for tenant in platform.tenants if tenant.models]
+    a copy of a tenant of `like` (names with commas between, in turn; default: the first one that may use a model)."""
+    able = {tenant.name: tenant for tenant in platform.tenants if tenant.models}
     if not able:
         raise SimulationError("no tenant of the configuration may use a model")
-    model = able[0] if like is None else platform.tenant(like)
-    if model is None or not model.models:
-        raise SimulationError(f"there is no tenant {like!r} that may use a model ({', '.join(t.name for t in able)})")
-    tenants: list[Tenant] = []
-    for name in names:
-        mine = platform.tenant(name)
-        tenants.append(mine if mine is not None else msgspec.structs.replace(model, name=name, keys=()))
-    return msgspec.structs.replace(platform, tenants=tuple(tenants))
+    models: list[Tenant] = []
+    for one in [next(iter(able))] if like is None else like.split(","):
+        if one not in able:
+            raise SimulationError(f"there is no tenant {one!r} that may use a model ({', '.join(able)})")
+        models.append(able[one])
+    strangers = [name for name in names if platform.tenant(name) is None]
+    made = {
+        name: _copy_of(models[number % len(models)], name, -(-len(strangers) // len(models)))
+        for number, name in enumerate(strangers)
+    }
+    tenants = [made.get(name) or platform.tenant(name) for name in names]
+    return msgspec.structs.replace(platform, tenants=tuple(tenant for tenant in tenants if tenant is not None))
+
+
+def _copy_of(model: Tenant, name: str, copies: int) -> Tenant:
+    """Copies have what the model has, but share its reserve: nobody could keep a tenth of a pool for each of a thousand."""
+    isolation = msgspec.structs.replace(model.isolation, reserved_share=model.isolation.reserved_share / copies)
+    return msgspec.structs.replace(model, name=name, keys=(), isolation=isolation)
 
 
 def with_context(platform: Platform, tokens: int) -> Platform:

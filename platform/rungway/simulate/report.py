@@ -17,7 +17,7 @@ STYLE = """
 body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:62rem;padding:0 1rem;color:#111827;background:#fff}
 table{border-collapse:collapse;margin:.5rem 0 1.5rem;width:100%}th,td{padding:.2rem .6rem;border-bottom:1px solid #e5e7eb;
 text-align:right;white-space:nowrap}th:first-child,td:first-child{text-align:left}h2{margin-top:2rem}
-.bad{color:#b91c1c}.box{overflow-x:auto}svg text{font:11px system-ui,sans-serif;fill:#374151}
+.narrow{width:auto}code{overflow-wrap:anywhere}.bad{color:#b91c1c}.box{overflow-x:auto}svg text{font:11px system-ui,sans-serif;fill:#374151}
 """
 
 Line = tuple[str, list[tuple[float, float]]]
@@ -29,13 +29,15 @@ def html(title: str, command: str, result: dict[str, Any], samples: Sequence[Sam
         f"<h1>{escape(title)}</h1><p>Reproduce with <code>{escape(command)}</code></p>",
         _violations(result["violations"]),
         "<h2>Totals</h2>" + _totals(result),
-        "<h2>Weighted tokens per second by tenant</h2>" + chart(_rates(samples)),
+        "<h2>Weighted tokens per second (prompt x 1 + output x 2), the tenants served most</h2>"
+        + chart(_rates(samples)),
         "<h2>Waiting requests by tier</h2>" + chart(_series(samples, "depth")),
         "<h2>Sequences in flight by tier</h2>" + chart(_series(samples, "in_flight")),
-        "<h2>Rung by tier, class and side</h2>" + chart(_moving(_series(samples, "rungs"))),
+        "<h2>Rung by tier, class and side (0 = full)</h2>" + chart(_moving(_series(samples, "rungs"))),
         "<h2>Classes</h2>" + _table(result["classes"], "class"),
-        "<h2>Time to first token, p99, ms</h2>" + bars(_column(result["tenants"], "ttft_ms_p99")),
-        "<h2>Cost, USD</h2>" + bars(_column(result["tenants"], "cost_usd")),
+        "<h2>Time to first token, p99, ms: the 30 slowest tenants</h2>"
+        + bars(_column(result["tenants"], "ttft_ms_p99")),
+        "<h2>Cost, USD: the 30 dearest tenants</h2>" + bars(_column(result["tenants"], "cost_usd")),
         "<h2>Tenants</h2>" + _table(result["tenants"], "tenant"),
     ]
     return (
@@ -102,7 +104,7 @@ def chart(lines: list[Line]) -> str:
         )
         at = LEFT + 8 + (number % 4) * 200
         drawn.append(f'<rect x="{at}" y="{4 + 14 * (number // 4)}" width="9" height="9" fill="{COLOURS[number]}"/>')
-        drawn.append(f'<text x="{at + 13}" y="{13 + 14 * (number // 4)}">{escape(name[:28])}</text>')
+        drawn.append(f'<text x="{at + 13}" y="{13 + 14 * (number // 4)}">{escape(name[:30])}</text>')
     return f'<div class="box"><svg viewBox="0 0 {WIDTH} {HEIGHT + 46}" role="img">{"".join(drawn)}</svg></div>'
 
 
@@ -114,7 +116,7 @@ def bars(pairs: list[tuple[str, float]]) -> str:
     rows = [
         f'<text x="150" y="{18 * i + 13}" text-anchor="end">{escape(name[:24])}</text>'
         f'<rect x="156" y="{18 * i + 3}" width="{max(1.0, 560 * value / most):.1f}" height="13" fill="{COLOURS[0]}"/>'
-        f'<text x="{162 + 560 * value / most:.1f}" y="{18 * i + 13}">{value:,.6g}</text>'
+        f'<text x="{162 + 560 * value / most:.1f}" y="{18 * i + 13}">{_cell(value)}</text>'
         for i, (name, value) in enumerate(pairs)
     ]
     return f'<div class="box"><svg viewBox="0 0 {WIDTH} {18 * len(pairs) + 6}" role="img">{"".join(rows)}</svg></div>'
@@ -125,9 +127,14 @@ def _axes(x_max: float, y_max: float) -> str:
     for part in range(5):
         x, y = x_max * part / 4, y_max * part / 4
         marks.append(f'<line x1="{LEFT}" x2="{WIDTH - 8}" y1="{_y(y, y_max)}" y2="{_y(y, y_max)}" stroke="#e5e7eb"/>')
-        marks.append(f'<text x="{LEFT - 6}" y="{_y(y, y_max) + 4}" text-anchor="end">{y:,.4g}</text>')
-        marks.append(f'<text x="{_x(x, x_max)}" y="{HEIGHT + 40}" text-anchor="middle">{x:,.4g} s</text>')
+        marks.append(f'<text x="{LEFT - 6}" y="{_y(y, y_max) + 4}" text-anchor="end">{_tick(y)}</text>')
+        marks.append(f'<text x="{_x(x, x_max)}" y="{HEIGHT + 40}" text-anchor="middle">{_tick(x)} s</text>')
     return "".join(marks)
+
+
+def _tick(value: float) -> str:
+    """Never an exponent, at most three digits that mean nothing."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
 
 
 def _x(x: float, x_max: float) -> float:
@@ -148,9 +155,17 @@ def _violations(found: list[str]) -> str:
 
 
 def _totals(result: dict[str, Any]) -> str:
-    rows = [(name, value) for name, value in result.items() if not isinstance(value, dict | list)]
-    rows += [(f"{group} {name}", value) for group in ("fairness", "outcomes") for name, value in result[group].items()]
-    return "<table>" + "".join(f"<tr><td>{escape(n)}</td><td>{_cell(v)}</td></tr>" for n, v in rows) + "</table>"
+    rows = [(name, value) for name, value in result.items() if not isinstance(value, dict | list) and name != "command"]
+    rows += [
+        (f"{group} {name}", value)
+        for group in ("fairness", "outcomes", "codes")
+        for name, value in result[group].items()
+    ]
+    return (
+        '<table class="narrow">'
+        + "".join(f"<tr><td>{escape(n)}</td><td>{_cell(v)}</td></tr>" for n, v in rows)
+        + "</table>"
+    )
 
 
 def _table(rows: dict[str, dict[str, Any]], first: str) -> str:
@@ -168,4 +183,6 @@ def _table(rows: dict[str, dict[str, Any]], first: str) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:,.6g}" if isinstance(value, int | float) else escape(str(value))
+    if isinstance(value, int) or (isinstance(value, float) and abs(value) >= 1000):
+        return f"{value:,.0f}"
+    return f"{value:,.4g}" if isinstance(value, float) else escape(str(value))

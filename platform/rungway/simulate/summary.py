@@ -12,6 +12,7 @@ from rungway.outcomes import CODES, Code, Outcome
 from rungway.simulate.clients import ANSWERED, Call
 from rungway.simulate.measure import fairness, grouped, percentile, times_ms
 from rungway.simulate.world import World
+from rungway.types import LedgerRow
 
 _WHOLE = frozenset({Outcome.COMPLETED, Outcome.LENGTH})
 
@@ -20,8 +21,7 @@ def good(world: World, call: Call) -> bool:
     """Answered by a model, whole, and within the tenant's targets for first token and pace."""
     if call.outcome not in _WHOLE or not call.first_ns:
         return False
-    contract = world.platform.tenant(call.arrival.tenant)
-    assert contract is not None
+    contract = world.clients.contracts[call.arrival.tenant]
     ttft_ms = (call.first_ns - call.sent_ns) / 1e6
     return ttft_ms <= contract.slo.ttft_ms_p99 and (call.tpot_ms is None or call.tpot_ms <= contract.slo.tpot_ms_p99)
 
@@ -49,6 +49,7 @@ def summary(world: World) -> dict[str, Any]:
         "output_tokens_per_s": _round(emitted / duration_s),
         "output_tokens": emitted,
         "wasted_tokens_ratio": _round(wasted / max(1, emitted)),
+        "hit_rate": _round(hit_rate(world.disk.rows.values())),
         "utilisation": _round(busy_s / max(1e-9, world.sampler.replica_s)),
         "cost_usd": _usd(row.cost_nusd for row in world.disk.rows.values()),
         "replica_cost_usd": _round(_replica_cost(world, duration_s)),
@@ -77,18 +78,29 @@ def summary(world: World) -> dict[str, Any]:
 
 
 def gap_bound(world: World) -> float:
-    """2U / (smallest weight), U = max(longest prompt, 2 x tokens that a tier may have in flight)."""
+    """2U / (smallest weight), U = max(longest prompt, 2 x tokens that a tier may have in flight); where the order is by
+    locality, two quanta more."""
     by_tier: Counter[str] = Counter()
     for replica in world.living():
         by_tier[replica.version.tier] += replica.info.kv_tokens
     longest = max((call.arrival.input_tokens for call in world.clients.calls), default=0)
     unit = max(longest, 2 * max(by_tier.values(), default=0))
-    return 2.0 * unit / min(tenant.weight for tenant in world.platform.tenants)
+    spec = world.platform.controller
+    quanta = 2.0 * spec.locality_quantum_tokens if spec.order == "dlpm" else 0.0
+    return 2.0 * unit / min(tenant.weight for tenant in world.platform.tenants) + quanta
+
+
+def hit_rate(rows: Iterable[LedgerRow]) -> float | None:
+    """Part of the prompt tokens that prefix caches supplied; None where no prompt was computed."""
+    cached = prompts = 0
+    for row in rows:
+        cached += row.cached_tokens
+        prompts += row.prompt_tokens
+    return cached / prompts if prompts else None
 
 
 def _tenant(world: World, name: str, calls: Sequence[Call], duration_s: float) -> dict[str, Any]:
-    contract = world.platform.tenant(name)
-    assert contract is not None
+    contract = world.clients.contracts[name]
     rows = [world.disk.rows[i] for call in calls for i in call.request_ids if i in world.disk.rows]
     met = sum(good(world, call) for call in calls)
     return {
@@ -100,6 +112,7 @@ def _tenant(world: World, name: str, calls: Sequence[Call], duration_s: float) -
         "goodput_per_s": _round(met / duration_s),
         "within_slo": _round(met / len(calls)),
         **_times(calls),
+        "hit_rate": _round(hit_rate(rows)),
         "output_tokens": sum(row.output_tokens for row in rows),
         "cost_usd": _usd(row.cost_nusd for row in rows),
         "rung_max": max((call.rung for call in calls), default=0),

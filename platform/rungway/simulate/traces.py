@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import csv
 import json
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 from random import Random
 
+from rungway.simulate.crowd import Crowd, copy_name, spread
 from rungway.simulate.errors import SimulationError
 from rungway.simulate.workload import Arrival, bound_for
 
@@ -26,14 +28,16 @@ SERVEGEN_WINDOW_S = 600.0
 SHAREGPT_PER_S = 1.0
 
 
-def read_trace(path: Path, rng: Random, *, start_s: float = 0.0, duration_s: float | None = None) -> list[Arrival]:
-    """All arrivals in order of time, from 0. `start_s` and `duration_s` cut a piece of the trace's own time. Raises
-    SimulationError for a file that is missing or of no known format."""
+def read_trace(
+    path: Path, rng: Random, *, start_s: float = 0.0, duration_s: float | None = None, crowd: Crowd | None = None
+) -> list[Arrival]:
+    """All arrivals in order of time, from 0. `start_s` and `duration_s` cut a piece of the trace's own time; `crowd` copies
+    the clients of that piece. Raises SimulationError for a file that is missing or of no known format."""
     if not path.exists():
         raise SimulationError(f"there is no trace {path}")
     end_s = None if duration_s is None else start_s + duration_s
     if path.is_dir():
-        found = list(_servegen(path, rng, start_s, end_s))
+        found = list(_servegen(path, rng, start_s, end_s, crowd))
     else:
         try:
             with path.open() as file:
@@ -45,18 +49,16 @@ def read_trace(path: Path, rng: Random, *, start_s: float = 0.0, duration_s: flo
         except (OSError, UnicodeDecodeError, KeyError, ValueError) as error:
             raise SimulationError(f"{path} cannot be read as a trace: {error}") from None
     found.sort(key=lambda arrival: arrival.at_s)
-    return [
-        Arrival(
-            item.at_s - start_s,
-            item.tenant,
-            item.input_tokens,
-            item.output_tokens,
-            item.output_bound,
-            blocks=item.blocks,
-        )
+    piece = [
+        replace(item, at_s=item.at_s - start_s)
         for item in found
         if item.at_s >= start_s and (end_s is None or item.at_s < end_s)
     ]
+    if crowd is None or path.is_dir() or not piece:
+        return piece
+    # Without a given end: the last gap after the last request, as if the trace went on.
+    span_s = duration_s if duration_s is not None else piece[-1].at_s * (1 + 1 / len(piece)) or 1.0
+    return spread(piece, crowd, span_s)
 
 
 def _arrival(at_s: float, tenant: str, prompt: int, output: int, blocks: tuple[int, ...] = ()) -> Arrival:
@@ -107,33 +109,56 @@ _READERS: dict[str, Callable[[Path, Random], Iterator[Arrival]]] = {
 # -- ServeGen: rates and length distributions per client ----------------------------------------------------------
 
 
-def _servegen(folder: Path, rng: Random, start_s: float, end_s: float | None) -> Iterator[Arrival]:
-    """Each client draws gamma-distributed gaps with its window's rate and coefficient of variation, and lengths from the
-    distributions of its six-hour window."""
+def _servegen(folder: Path, rng: Random, start_s: float, end_s: float | None, crowd: Crowd | None) -> Iterator[Arrival]:
+    """Each client, and each copy of it, draws gamma-distributed gaps with its window's rate and coefficient of variation,
+    and lengths from the distributions of its six-hour window. Clients that are silent in the piece are not there."""
     chunks = sorted(folder.glob("chunk-*-trace.csv"), key=lambda path: int(path.name.split("-")[1]))
     if not chunks:
         raise SimulationError(f"{folder} holds no chunk-N-trace.csv")
+    clients: list[tuple[Path, list[_Window]]] = []
     for trace in chunks:
+        windows = [window for window in _windows(trace) if window.within(start_s, end_s)]
+        if windows:
+            clients.append((trace, windows))
+    crowd = crowd or Crowd()
+    for (trace, windows), copies in zip(clients, crowd.copies(len(clients)), strict=True):
         client = trace.name.split("-")[1]
         lengths = _Lengths(trace.with_name(f"chunk-{client}-dataset.json"))
-        with trace.open() as file:
-            for row in csv.reader(file):
-                window_s, rate, cv = float(row[0]), float(row[1]), float(row[2] or 1.0)
-                if rate <= 0 or window_s + SERVEGEN_WINDOW_S <= start_s or (end_s is not None and window_s >= end_s):
-                    continue
-                yield from _window(f"client-{client}", window_s, rate, cv, lengths, rng)
+        for copy in range(copies):
+            name = copy_name(f"client-{client}", copy, copies)
+            for window in windows:
+                yield from window.draw(name, crowd.load / copies, lengths, rng)
 
 
-def _window(tenant: str, start_s: float, rate: float, cv: float, lengths: _Lengths, rng: Random) -> Iterator[Arrival]:
-    shape = 1.0 / max(cv, 0.05) ** 2
-    at_s = start_s
-    while True:
-        at_s += rng.gammavariate(shape, 1.0 / (shape * rate))
-        if at_s >= start_s + SERVEGEN_WINDOW_S:
-            return
-        drawn = lengths.draw(at_s, rng)
-        if drawn is not None:
-            yield _arrival(at_s, tenant, *drawn)
+def _windows(trace: Path) -> Iterator[_Window]:
+    with trace.open() as file:
+        for row in csv.reader(file):
+            yield _Window(float(row[0]), float(row[1]), float(row[2] or 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """A client's rate per second and coefficient of variation for ten minutes."""
+
+    start_s: float
+    rate: float
+    cv: float
+
+    def within(self, start_s: float, end_s: float | None) -> bool:
+        here = self.start_s + SERVEGEN_WINDOW_S > start_s and (end_s is None or self.start_s < end_s)
+        return here and self.rate > 0
+
+    def draw(self, tenant: str, share: float, lengths: _Lengths, rng: Random) -> Iterator[Arrival]:
+        """A stationary process: the first gap is what is left of one under way (a random part of a length-biased gap), so
+        that any window, however few its requests, has rate x time of them on average."""
+        shape = 1.0 / max(self.cv, 0.05) ** 2
+        scale = 1.0 / (shape * self.rate * share)
+        at_s = self.start_s + rng.random() * rng.gammavariate(shape + 1.0, scale)
+        while at_s < self.start_s + SERVEGEN_WINDOW_S:
+            drawn = lengths.draw(at_s, rng)
+            if drawn is not None:
+                yield _arrival(at_s, tenant, *drawn)
+            at_s += rng.gammavariate(shape, scale)
 
 
 class _Lengths:
@@ -145,12 +170,12 @@ class _Lengths:
             tables = _table(entry["input_tokens"]), _table(entry["output_tokens"])
             if tables[0] is not None and tables[1] is not None:
                 self._windows.append((float(start), (tables[0], tables[1])))
+        self._starts = [start for start, _ in self._windows]
 
     def draw(self, at_s: float, rng: Random) -> tuple[int, int] | None:
         if not self._windows:
             return None
-        past = [tables for start, tables in self._windows if start <= at_s]
-        prompt, output = past[-1] if past else self._windows[0][1]
+        prompt, output = self._windows[max(0, bisect_right(self._starts, at_s) - 1)][1]
         return _inverse(prompt, rng), _inverse(output, rng)
 
 

@@ -19,7 +19,7 @@ from rungway.engine.pace import Costs
 
 SLOWDOWN = 2.5
 CHUNK_FIRST = 16  # tokens; until it is known what they cost
-CHUNK_MIN = 2  # tokens; a prompt gets on, whatever it costs
+CHUNK_MIN = 4  # tokens; a prompt gets on, whatever it costs
 READ_TOKENS = 2  # reading the keys and values costs what attending with so many tokens does
 _CONTEXT = 1024  # tokens that a context is counted in, so that both costs weigh alike in what is learnt
 _FRESH = 0.2  # weight of a new measurement
