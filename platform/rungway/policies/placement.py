@@ -121,7 +121,7 @@ def _cheapest(
         return None
     loads = [_load(view, factor) for view in able]
     lowest = min(loads)
-    cached = [warmth.cached(view.bit) for view in able]
+    cached = [warmth.cached(view.bit) for view in able] if warmth.found else [0] * len(able)
     unknown = warmth.prompt - max(cached)
     price = warmth.prompt / imbalance
     best, best_cost = able[0], (inf, inf, "")
