@@ -56,6 +56,13 @@ def test_the_line_that_is_printed_reproduces_the_run(trace: str) -> None:
     assert run(*words[2:], "--json")[1] == output
 
 
+def test_tiers_for_embeddings_are_left_out(trace: str, tmp_path: Path) -> None:
+    page = tmp_path / "out.html"
+    assert "kind: embedding" in Path(CONFIG).read_text()
+    assert run(trace, "--config", CONFIG, "--duration", "2", "--report", str(page))[0] == 0
+    assert ">small<" in page.read_text() and ">embed<" not in page.read_text()
+
+
 def test_a_crowd_is_one_line_too(trace: str) -> None:
     code, output = run(trace, "--config", CONFIG, "--json", "--tenants", "9", "--load", "2", "--like", "globex,acme")
     told = json.loads(output)

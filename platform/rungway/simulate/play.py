@@ -9,7 +9,7 @@ from random import Random
 
 import msgspec
 
-from rungway.contracts import Platform, Tenant, Version
+from rungway.contracts import Platform, Tenant, TierKind, Version
 from rungway.simulate.crowd import Crowd
 from rungway.simulate.errors import SimulationError
 from rungway.simulate.faults import FaultKind, plan
@@ -45,7 +45,7 @@ def play_trace(platform: Platform, trace: Path, wish: Wish) -> World:
     found = speed_up(piece, wish.speed, wish.duration_s)
     if not found:
         raise SimulationError(f"{trace} has no requests between {wish.start_s:g} s and the end that was asked for")
-    platform = for_tenants(platform, sorted({arrival.tenant for arrival in found}), wish.like)
+    platform = for_tenants(text_only(platform), sorted({arrival.tenant for arrival in found}), wish.like)
     if wish.context is not None:
         platform = with_context(platform, wish.context)
     if wish.deadline:
@@ -60,6 +60,14 @@ def play_trace(platform: Platform, trace: Path, wish: Wish) -> World:
     )
     world.play(found, plan(wish.faults, found[-1].at_s, rng))
     return world
+
+
+def text_only(platform: Platform) -> Platform:
+    """Without the tiers for embeddings: no trace asks for any, and their replicas would only cost."""
+    tiers = tuple(tier for tier in platform.tiers if tier.kind is TierKind.TEXT)
+    names = {tier.name for tier in tiers}
+    models = tuple(alias for alias in platform.models if names.issuperset(alias.tiers))
+    return msgspec.structs.replace(platform, tiers=tiers, models=models)
 
 
 def for_tenants(platform: Platform, names: Sequence[str], like: str | None) -> Platform:
