@@ -11,6 +11,8 @@ from rungway.policies.fairness import Queued
 from rungway.types import Offer, OfferKind
 
 NEVER_NS = 1 << 62
+# An answer that starts at the last moment must not be cut off one token before its end because a step took longer.
+SERVICE_MARGIN = 1.05
 
 
 def tokens_needed(cell: Cell, flight: Flight, offer: Offer) -> int:
@@ -56,7 +58,7 @@ def enqueue(cell: Cell, flight: Flight, now: Now) -> None:
         # The latest moment to start: tokens of an answer that will be cut off are wasted.
         prompt = flight.offer.prompt_tokens
         service_ms = pool.pace.service_ms(prompt, max(0, flight.held_tokens - prompt) // max(1, flight.offer.best_of))
-        deadline = flight.submitted_ns + int((ask.deadline_ms - service_ms) * NS_PER_MS)
+        deadline = flight.submitted_ns + int((ask.deadline_ms - SERVICE_MARGIN * service_ms) * NS_PER_MS)
     elif (latest := latest_start_ns(cell, flight, pool.pace.service_ms(flight.offer.prompt_tokens, 0))) is not None:
         deadline = latest
     flight.entry = Queued(
