@@ -170,6 +170,19 @@ def test_a_class_keeps_its_minimum_share_whoever_waits() -> None:
     assert len(evictions(world)) == 2
 
 
+def test_a_freed_place_is_kept_from_a_lower_class_that_is_owed_dispatches() -> None:
+    """Batch holds most of the places, and by its account of dispatches it would be next for the place that it just lost."""
+    world = World(tenant("acme", slo=SLO, ladder=PATIENT), hog(tenant_class=TenantClass.BATCH))
+    long = fill(world)
+    later = world.submit("hog")
+    urgent = world.submit("acme")
+    world.advance(0.6)
+    world.cell.pools["small"].queue._bands[2].owed = 1000.0
+    assert obey(world) == [long[3]]
+    assert world.grant(urgent).attempt == 1 and world.cell.flights[long[3]].entry is not None
+    assert world.answer(later) is None
+
+
 def test_the_same_class_and_an_answer_with_a_tight_deadline_are_not_stopped_for_a_class() -> None:
     world = World(tenant("acme", slo=SLO, ladder=PATIENT), hog(tenant_class=TenantClass.BATCH), hog_twin())
     for _ in range(2):
@@ -218,8 +231,8 @@ def test_an_eviction_that_came_too_late_changes_nothing() -> None:
     world.at_rest()
 
 
-def test_a_resumed_answer_earns_no_credit_for_its_own_cached_prompt() -> None:
-    """The engine finds the prompt in its cache the second time; the fair queue must not pay that out."""
+def test_the_prompt_of_a_resumed_answer_is_neither_charged_again_nor_paid_back() -> None:
+    """Whatever the engine finds of it in its cache the second time: the fair queue has settled it with the first try."""
     world = World(owner(), hog())
     lent = fill(world)
     mine = world.submit("owner")
@@ -231,5 +244,5 @@ def test_a_resumed_answer_earns_no_credit_for_its_own_cached_prompt() -> None:
     flight = world.cell.flights[lent[3]]
     assert flight.attempts[2].charged == 0 and flight.attempts[1].charged == 10
     before = queue.counter("hog", 0)
-    world.engine_end(lent[3], 1)
+    world.engine_end(lent[3], 1, cached=4)
     assert queue.counter("hog", 0) == before + 2.0

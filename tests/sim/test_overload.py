@@ -11,7 +11,7 @@ import pytest
 
 from rungway.contracts import CLASS_ORDER, Quotas, Slo, TenantClass
 from rungway.outcomes import Outcome
-from rungway.overload import ShedSpec
+from rungway.overload import PreemptSpec, ShedSpec
 from rungway.simulate import scenario
 from rungway.simulate.clients import Call
 from rungway.simulate.summary import good, summary
@@ -39,7 +39,9 @@ def crowd(shed: ShedSpec | None = None, **changes: Any) -> World:
         for name in CLASS_ORDER
         for number in range(2)
     ]
-    spec: dict[str, Any] = {"tick_ms": 100.0} if shed is None else {"tick_ms": 100.0, "shed": shed}
+    spec: dict[str, Any] = (
+        {"tick_ms": 100.0} if shed is None else {"tick_ms": 100.0, "shed": shed, "preempt": PreemptSpec(at=0.9)}
+    )
     return kit.world(kit.one_tier(*tenants, **spec), replicas=2, report_ms=200.0, **changes)
 
 

@@ -31,11 +31,20 @@ def local(pool: Pool, now_ns: int) -> Local | None:
     """How to order this pool's queue for one selection; None = by VTC alone."""
     if pool.spec.order != "dlpm":
         return None
-    mask = open_to_work(pool.views.values(), now_ns=now_ns, stale_ns=pool.stale_ns, factor=pool.spec.in_flight_factor)
+    masks: list[int] = []  # looked at only where there is a choice
+
+    def mask() -> int:
+        if not masks:
+            masks.append(_open(pool, now_ns))
+        return masks[0]
 
     def tokens(entry: Queued) -> int:
         flight = entry.payload
         assert isinstance(flight, Flight)
-        return _BEGUN if flight.begun else warmth(pool, flight, now_ns).cached(mask)
+        return _BEGUN if flight.begun else warmth(pool, flight, now_ns).cached(mask())
 
     return Local(float(pool.spec.locality_quantum_tokens), tokens)
+
+
+def _open(pool: Pool, now_ns: int) -> int:
+    return open_to_work(pool.views.values(), now_ns=now_ns, stale_ns=pool.stale_ns, factor=pool.spec.in_flight_factor)

@@ -97,6 +97,8 @@ def _eligible(band: Band, done: set[int]) -> list[Flow]:
 
 def _warmest(flows: list[Flow], warmth: Callable[[Queued], int]) -> list[tuple[Flow, Queued]]:
     """Each flow's warmest entry, the warmest of all first; flows without any are left out."""
+    if not flows or (len(flows) == 1 and len(flows[0].waiting) == 1):
+        return []  # no choice
     ranked: list[tuple[int, int, Flow, Queued]] = []
     looks = LOOKS_MAX
     for place, flow in enumerate(flows):

@@ -121,16 +121,30 @@ def _cheapest(
         return None
     loads = [_load(view, factor) for view in able]
     lowest = min(loads)
-    cached = [warmth.cached(view.bit) for view in able]
+    cached = _cached(able, warmth)
     unknown = warmth.prompt - max(cached)
     price = warmth.prompt / imbalance
-    best, best_cost = able[0], (inf, inf, "")
+    best, best_cost, best_load = able[0], inf, inf
     for view, load, held in zip(able, loads, cached, strict=True):
-        worth = held + unknown / 2 if view is home else held
-        cost = (price * (load - lowest) - worth, load, view.replica_id)
-        if cost < best_cost:
-            best, best_cost = view, cost
+        cost = price * (load - lowest) - (held + unknown / 2 if view is home else held)
+        if cost < best_cost or (cost == best_cost and (load, view.replica_id) < (best_load, best.replica_id)):
+            best, best_cost, best_load = view, cost, load
     return best
+
+
+def _cached(views: list[ReplicaView], warmth: Warmth) -> list[int]:
+    """Prompt tokens that each of them probably holds; in one pass, since it is done for every request and replica."""
+    most = max(0, warmth.prompt - 1)
+    steps = [(who, min(count * warmth.key_tokens, most)) for count, who in warmth.found]
+    found = []
+    for view in views:
+        bit, tokens = view.bit, 0
+        for who, held in steps:
+            if who & bit:
+                tokens = held
+                break
+        found.append(tokens)
+    return found
 
 
 def open_to_work(views: Iterable[ReplicaView], *, now_ns: int, stale_ns: int, factor: float) -> int:
