@@ -440,6 +440,19 @@ def test_reload_takes_effect_on_the_next_request_and_reaches_gateways() -> None:
     assert [e.kind for e in world.audit if e.kind == "reload"] == ["reload"]
 
 
+def test_a_reload_changes_how_the_pools_are_shared_out() -> None:
+    world = World(tenant("acme"), tenant("globex", tenant_class=TenantClass.BATCH))
+    for _ in range(4):
+        world.submit("globex")
+    before = world.cell.platform
+    spec = msgspec.structs.replace(before.controller, in_flight_factor=2.0, class_shares={"batch": 1.0})
+    world.core.reload(msgspec.structs.replace(before, controller=spec, digest="new"), world.now)
+    last, first = world.submit("acme"), [world.submit("globex") for _ in range(3)]
+    assert all(isinstance(world.answer(request), Grant) for request in (last, *first))  # eight places, no longer four
+    assert world.answer(world.submit("globex")) is None
+    assert world.cell.pools["small"].queue.claimed_below(0) == 1.0
+
+
 def test_every_gateway_learns_of_replicas_that_come_and_go() -> None:
     world = World(tenant("acme"))
     world.core.gateway_hello("g2", [], world.now)

@@ -97,7 +97,9 @@ class Cell:
                     pool.queue.forget(name)
         for tier in platform.tiers:
             if tier.name in self.pools:
-                self.pools[tier.name].tier = tier
+                pool = self.pools[tier.name]
+                pool.tier, pool.spec = tier, platform.controller
+                pool.queue.set_shares(platform.controller.class_shares)
             else:
                 self.pools[tier.name] = Pool(tier, platform.controller)
             for contract in platform.tenants:
