@@ -67,8 +67,7 @@ def submit(cell: Cell, ask: Ask, now: Now) -> None:
         refuse(cell, flight, denied.code, denied.message, denied.retry_after_s, now)
         return
     if not state.active(now.mono_ns):
-        for pool in cell.pools.values():
-            pool.crowd.join(state)
+        cell.crowd.join(state)
     state.last_ask_ns = now.mono_ns
     cell.flights[ask.request_id] = flight
     assert flight.offer is not None

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from rungway.contracts import LadderSpec, Platform, Price, Tenant
+from rungway.control.crowd import Crowd
 from rungway.control.effects import Effects
 from rungway.control.flight import Flight
 from rungway.control.pool import Pool
@@ -61,6 +62,7 @@ class Cell:
         self.predictor = OutputPredictor()
         self.tenants: dict[str, TenantState] = {}
         self.pools: dict[str, Pool] = {}
+        self.crowd = Crowd()
         self.flights: dict[str, Flight] = {}
         self.gateways: dict[str, None] = {}  # a set in order of arrival: what goes to all goes in one order
         self.replicas: dict[str, ReplicaInfo] = {}
@@ -101,7 +103,7 @@ class Cell:
                 pool.tier, pool.spec = tier, platform.controller
                 pool.queue.set_shares(platform.controller.class_shares)
             else:
-                self.pools[tier.name] = Pool(tier, platform.controller)
+                self.pools[tier.name] = Pool(tier, platform.controller, self.crowd)
             for contract in platform.tenants:
                 self.pools[tier.name].queue.set_weight(contract.name, contract.weight)
         self.reserving = [state for state in self.tenants.values() if state.contract.isolation.reserved_share > 0]

@@ -68,12 +68,12 @@ class Pool:
         "where",
     )
 
-    def __init__(self, tier: Tier, spec: ControllerSpec) -> None:
+    def __init__(self, tier: Tier, spec: ControllerSpec, crowd: Crowd) -> None:
         self.name = tier.name
         self.tier = tier
         self.spec = spec
         self.queue = FairQueue(spec.class_shares)
-        self.crowd = Crowd()
+        self.crowd = crowd
         self.held_tokens = self.queued_tokens = 0
         self.queued_bands = [0 for _ in CLASS_ORDER]
         self.band_sequences = [0 for _ in CLASS_ORDER]  # granted

@@ -24,5 +24,7 @@ def is_over(pool: Pool, state: TenantState, states: Iterable[TenantState], now_n
 def over_share(pool: Pool, states: Collection[TenantState], now_ns: int) -> frozenset[str]:
     """The active tenants for which `is_over` holds."""
     return frozenset(
-        state.contract.name for state in states if state.active(now_ns) and is_over(pool, state, states, now_ns)
+        state.contract.name
+        for state in states
+        if state.load_tokens(pool.name) and state.active(now_ns) and is_over(pool, state, states, now_ns)
     )
