@@ -129,7 +129,8 @@ def test_streams_go_on_while_the_controller_is_replaced(pair: CasePlatform, expe
     for client in clients:
         assert client.whole and text_of(client.frames[:-1]) == expected
     faults.await_successor(pair.process.mark, Role.CONTROLLER, killed, limit_s=RECOVER_S)
-    eventually(lambda: serves(pair), "service", RECOVER_S)
+    eventually(lambda: serves(pair), "service", RECOVER_S)  # from a lease, it may be
+    eventually(pair.governed, "the new controller answers", RECOVER_S)
     assert_books_are_right(pair, clients)
     for tenant, before in spent.items():
         budget = pair.client(tenant).get("/v1/usage").json()["budget"]

@@ -110,6 +110,10 @@ class CasePlatform:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
+    def governed(self) -> bool:
+        """Whether the controller answers. Without it gateways serve what their leases cover."""
+        return self.client("platform").get("/admin/live").status_code == 200
+
     def decision(self, request_id: str) -> dict[str, Any]:
         """The settled request with its audit trail; waits for settlement, bounded."""
         found: list[dict[str, Any]] = []
