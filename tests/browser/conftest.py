@@ -50,7 +50,7 @@ def ask(platform: PlatformProcess, tenant: str, **headers: str) -> httpx.Respons
     return answer
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
     with running_platform(tmp_path_factory.mktemp("browser") / "state") as platform:
         for tenant in ("acme", "acme", "globex", "globex"):
