@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from rungway.clock import NS_PER_S
 from rungway.control.cell import Cell
 from rungway.leases import Lease
+from rungway.simulate.controller import TURN_NS
 from rungway.simulate.disk import Disk
 from rungway.simulate.loop import MONO_START_NS, Loop
 from rungway.types import Ask, Grant, LedgerRow
@@ -97,7 +98,8 @@ class History:
         """Rows that a controller has decided and that are on their way to the disk; a crash may still lose them."""
         for row in rows:
             self._decided[row.request_id] = row
-            self._ends[row.request_id] = (row.prompt_tokens + row.output_tokens, self._loop.now_ns)
+            # What it held was free from the middle of the turn on, whose effects are seen at its end.
+            self._ends[row.request_id] = (row.prompt_tokens + row.output_tokens, self._loop.now_ns - TURN_NS)
 
     def restarted(self) -> None:
         """A new controller knows what is on disk: decisions that are not there are unknown again."""
