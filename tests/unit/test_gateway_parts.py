@@ -100,7 +100,7 @@ def test_trimming_keeps_system_and_the_last_message_and_drops_no_more_than_neede
 async def test_a_template_that_refuses_the_messages_is_the_callers_mistake(tmp_path: Path) -> None:
     async with running(tmp_path) as rig:
         found = rig.gateway.known().versions[("small", "v1")]
-        rig.gateway.tokenizers._loaded[(found.backend, found.model)] = Lexer(Letters(), False)
+        rig.gateway.tokenizers.keep(found, Lexer(Letters(), False))
         answer = await rig.post({"model": "small", "messages": [{"role": "assistant", "content": "x"}]})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
         assert "begin with a user" in answer.json()["error"]["message"]
@@ -266,7 +266,7 @@ def test_the_keys_of_a_prompt_are_those_of_each_tiers_engine_and_of_the_tenant_a
     (only,) = {v.backend for v in catalogue.tiers[tier].versions}
     tokenizers = Tokenizers(Path())
     for each in catalogue.versions.values():
-        tokenizers._loaded[(each.backend, each.model)] = WORDS
+        tokenizers.keep(each, WORDS)
     plan = Plan("m", (tier,), (tier,), False)
     size = catalogue.tiers[tier].versions[0].cache_block_tokens
     found, steps = prefix_keys(Prompt(text=text), plan, tokenizers, catalogue, "acme")
@@ -284,7 +284,7 @@ def test_no_more_keys_are_named_than_the_bound_allows(bound: int) -> None:
     tier = next(iter(catalogue.tiers))
     tokenizers = Tokenizers(Path())
     for each in catalogue.versions.values():
-        tokenizers._loaded[(each.backend, each.model)] = WORDS
+        tokenizers.keep(each, WORDS)
     prompt = Prompt(text="word " * 500)
     found, _ = prefix_keys(prompt, Plan("m", (tier,), (tier,), False), tokenizers, catalogue, "acme")
     assert [len(keys) for keys in found.values()] == ([bound] if bound else [])

@@ -50,6 +50,9 @@ class Tokenizers:
     def get(self, version: Version) -> Lexer | None:
         return self._loaded.get(_name(version))
 
+    def keep(self, version: Version, lexer: Lexer) -> None:
+        self._loaded[_name(version)] = lexer
+
     def of_tier(self, catalogue: Catalogue, tier: str) -> list[Lexer]:
         """The distinct lexers of a tier's versions. Raises RequestError `starting` while one is not there yet."""
         if catalogue is not self._catalogue:
@@ -76,11 +79,10 @@ class Tokenizers:
         """Loads what is missing and can be had, on a thread. True when all are here."""
         whole = True
         for version in versions:
-            name = _name(version)
-            if name in self._loaded:
+            if self.get(version) is not None:
                 continue
             try:
-                self._loaded[name] = await asyncio.to_thread(self._open, version)
+                self.keep(version, await asyncio.to_thread(self._open, version))
             except (ModelError, OSError):
                 whole = False
         return whole
