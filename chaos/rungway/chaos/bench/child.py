@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rungway.errors import RungwayError
 
@@ -67,15 +68,20 @@ class Child:
     def stop(self, chosen: signal.Signals = signal.SIGTERM) -> None:
         if self._process.poll() is None:
             self._process.send_signal(chosen)
-            try:
-                self._process.wait(TERM_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait(TERM_S)
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # nothing was left of its group
+        end_group(self._process, TERM_S)
+
+
+def end_group(process: subprocess.Popen[Any], grace_s: float) -> None:
+    """Waits for a process that was asked to end, then kills it and whatever it left in its group."""
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(TERM_S)
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # nothing was left of its group
 
 
 def answers(url: str, headers: dict[str, str] | None = None) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import signal
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rungway.chaos.bench.child import TERM_S, BenchError
+from rungway.chaos.bench.child import TERM_S, BenchError, end_group
 from rungway.chaos.bench.engines.timeline import Event, Job, Timeline
 
 START_S = 300.0
@@ -77,15 +76,7 @@ class LineChild:
         if self._process.poll() is None:
             assert self._process.stdin is not None
             self._process.stdin.close()  # the end of its commands is the end of its work
-            try:
-                self._process.wait(TERM_S / 6)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait(TERM_S)
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # nothing was left of its group
+        end_group(self._process, TERM_S / 6)
 
     def _read(self) -> None:
         assert self._process.stdout is not None
