@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from policies.fair_server import NEVER, SHARES, FairServer, GapMeter, Job
 from rungway.policies.bands import Band, Flow
-from rungway.policies.fairness import FairQueue, Queued, Verdict
+from rungway.policies.fairness import FairQueue, Judge, Queued, Verdict
 
 ROOM, INPUT_MAX, OUTPUT_MAX = 64, 24, 24
 U = max(INPUT_MAX, 2 * ROOM)
@@ -30,8 +31,9 @@ def entry(
 
 
 def random_run(seed: int, steps: int = 120) -> float:
-    """Worst gap of one run with random tenants, weights, sizes, bursts and pauses."""
+    """Worst gap of one run with random tenants, weights, sizes, bursts and pauses; in every other one many become late."""
     rng = random.Random(seed)
+    lateness = random.Random(seed + 1)
     weights = {f"t{k}": rng.choice([1.0, 1.0, 2.0, 3.5, 8.0]) for k in range(rng.randint(2, 6))}
     sizes = {name: (rng.randint(1, INPUT_MAX), rng.randint(1, OUTPUT_MAX)) for name in weights}
     server, meter = FairServer(ROOM), GapMeter(weights)
@@ -41,10 +43,18 @@ def random_run(seed: int, steps: int = 120) -> float:
                 for _ in range(rng.randint(1, 12)):
                     high_in, high_out = sizes[name]
                     server.submit(Job(name, rng.randint(1, high_in), rng.randint(1, high_out), weight=weight))
+        if seed % 2:
+            relegate(server, lambda entry: lateness.random() < 0.1)
         server.dispatch()
         meter.sample(server)
         server.decode()
     return meter.worst
+
+
+def relegate(server: FairServer, which: Callable[[Queued], bool]) -> None:
+    for waiting in [each for each in server.queue.entries() if not each.late]:
+        if which(waiting):
+            server.queue.relegate(waiting)
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
@@ -90,6 +100,52 @@ def big_and_small_requests(server: FairServer) -> float:
         meter.sample(server)
         server.decode()
     return meter.worst
+
+
+def one_who_is_always_late(server: FairServer) -> float:
+    meter = GapMeter({"late": 1.0, "on-time": 1.0})
+    for _ in range(600):
+        for name in ("late", "on-time"):
+            while server.queue.depth(name) < 10:
+                server.submit(Job(name, 4, 8))
+        relegate(server, lambda waiting: waiting.tenant == "late")
+        server.dispatch()
+        meter.sample(server)
+        server.decode()
+    return meter.worst
+
+
+def test_lateness_moves_nobody_behind_another_tenant() -> None:
+    assert one_who_is_always_late(FairServer(ROOM)) <= 2 * U
+
+
+def test_putting_who_is_late_behind_all_tenants_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Band.walk
+
+    def walk(self: Band, judge: Judge) -> tuple[Queued | None, bool]:
+        def on_time(waiting: Queued) -> Verdict:
+            return Verdict.SKIP if waiting.late else judge(waiting)
+
+        found = real(self, on_time)
+        return found if found[0] is not None else real(self, judge)
+
+    monkeypatch.setattr(Band, "walk", walk)
+    assert one_who_is_always_late(FairServer(ROOM)) > 2 * U
+
+
+def test_who_is_late_is_overtaken_only_so_often() -> None:
+    queue = FairQueue(SHARES, turn=3)
+    queue.push(entry("old", "a", deadline=0))
+    queue.push(entry("older", "a", deadline=0))
+    for waiting in list(queue.entries()):
+        queue.relegate(waiting)
+    served = []
+    for number in range(9):
+        queue.push(entry(f"new{number}", "a", deadline=number))
+        taken = queue.select(take_all)
+        assert taken is not None
+        served.append(taken.request_id)
+    assert served == ["new0", "new1", "new2", "old", "new3", "new4", "new5", "older", "new6"]
 
 
 def test_the_three_scenarios_hold_the_bound() -> None:
@@ -397,7 +453,7 @@ def test_a_request_can_wait_only_once() -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 30), st.integers(0, 3), st.integers(0, 2)), max_size=80))
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30), st.integers(0, 3), st.integers(0, 2)), max_size=80))
 def test_depths_and_entries_agree_with_a_plain_list(steps: list[tuple[int, int, int, int]]) -> None:
     queue, model = FairQueue(SHARES), dict[str, Queued]()
     for what, number, tenant, band in steps:
@@ -409,13 +465,16 @@ def test_depths_and_entries_agree_with_a_plain_list(steps: list[tuple[int, int, 
         elif what == 2:
             assert queue.remove(name) is model.pop(name, None)
         elif what == 3:
+            late = {e.request_id for e in model.values() if e.late}
             taken = queue.select(take_all)
             assert (taken is None) == (not model)
             if taken is not None:
                 same = [e for e in model.values() if (e.tenant, e.band) == (taken.tenant, taken.band)]
-                assert taken is min(same, key=lambda e: (e.deadline_ns, e.seq))
+                assert taken is min(same, key=lambda e: (e.request_id in late, 0 if e.late else e.deadline_ns, e.seq))
                 del model[taken.request_id]
-        else:
+        elif what == 5 and name in model and not model[name].late:
+            queue.relegate(model[name])
+        elif what == 4:
             queue.charge(f"t{tenant}", band, float(number - 15))
         assert {e.request_id for e in queue.entries()} == set(model) and queue.depth() == len(model)
         for b in range(3):

@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from rungway.clock import NS_PER_S
 from rungway.contracts import CLASS_ORDER, ControllerSpec, TenantClass, Tier, Version
+from rungway.control.backlog import Backlog
 from rungway.control.crowd import Crowd
 from rungway.control.flight import Attempt, Flight
 from rungway.control.pace import BlockSums, Pace
@@ -38,10 +39,11 @@ SHARE_LEFT_MIN = 0.05
 
 
 class Pool:
-    """State of one tier. Capacity is what grants hold, released when the engine's report says so. `held_tokens` and
-    `queued_tokens` are the sums over all tenants of what their states say of this pool."""
+    """State of one tier. Capacity is what grants hold, released when the engine's report says so. `held_tokens` is the
+    sum over all tenants of what their states say of this pool, `backlog` what waits."""
 
     __slots__ = (
+        "backlog",
         "band_sequences",
         "band_tokens",
         "blocks",
@@ -56,8 +58,6 @@ class Pool:
         "prefixes",
         "pressures",
         "queue",
-        "queued_bands",
-        "queued_tokens",
         "scopes",
         "shards",
         "slo_misses",
@@ -72,10 +72,10 @@ class Pool:
         self.name = tier.name
         self.tier = tier
         self.spec = spec
-        self.queue = FairQueue(spec.class_shares)
+        self.queue = FairQueue(spec.class_shares, spec.shed.late_turn)
         self.crowd = crowd
-        self.held_tokens = self.queued_tokens = 0
-        self.queued_bands = [0 for _ in CLASS_ORDER]
+        self.held_tokens = 0
+        self.backlog = Backlog(tier.name)
         self.band_sequences = [0 for _ in CLASS_ORDER]  # granted
         self.band_tokens = [0 for _ in CLASS_ORDER]
         self.claims: dict[str, Claim] = {}  # by the request that waits
@@ -222,21 +222,6 @@ class Pool:
         self.band_tokens[attempt.band] -= attempt.tokens
         state.pool_running[self.name] = max(0, state.pool_running.get(self.name, 0) - attempt.sequences)
 
-    def wait(self, tokens: int, state: TenantState, band: int) -> None:
-        """A request of `tokens` takes its place in line."""
-        state.waiting += 1
-        self.queued_bands[band] += tokens
-        state.queued_tokens[self.name] = state.queued_tokens.get(self.name, 0) + tokens
-        self.queued_tokens += tokens
-
-    def unwait(self, tokens: int, state: TenantState, band: int) -> None:
-        """It left the line."""
-        state.waiting -= 1
-        self.queued_bands[band] -= tokens
-        queued = state.queued_tokens.get(self.name, 0)
-        left = state.queued_tokens[self.name] = max(0, queued - tokens)
-        self.queued_tokens -= queued - left
-
     # -- what policies see ------------------------------------------------------------------------------------
 
     def capacity_tokens(self) -> int:
@@ -270,18 +255,17 @@ class Pool:
 
     def retry_after_s(self, now_ns: int) -> int:
         """Seconds in which what waits here now will probably have been dispatched."""
-        return self.pace.drain.retry_after_s(self.queued_tokens, now_ns)
+        return self.pace.drain.retry_after_s(self.backlog.tokens, now_ns)
 
-    def expected_wait_s(self, state: TenantState, band: int, now_ns: int) -> float:
-        """Until a new Ask of this tenant and class would leave the queue. Ahead of it are the higher bands, what its own
+    def expected_wait_s(self, state: TenantState, band: int, now_ns: int, *, late: bool = False) -> float:
+        """Until a new Ask of this tenant and class would leave the queue, if it is on time, or as a `late` one. Ahead of it are the higher bands, what its own
         tenant has waiting, and meanwhile of each other tenant in the band as much as its weight entitles it to; lower
         bands take their minimum shares. So a neighbour's long queue, or a lower class's, does not make a short one look
         long."""
-        mine = state.queued_tokens.get(self.name, 0)
         rivals = self.queue.rival_weight(state.contract.name, band) / state.contract.weight
-        ahead = min(self.queued_bands[band], mine * (1.0 + rivals))
+        ahead = self.backlog.ahead(state, band, rivals, late=late)
         left = max(SHARE_LEFT_MIN, 1.0 - self.queue.claimed_below(band))
-        return self.pace.wait_s(ahead, (ahead + sum(self.queued_bands[:band])) / left, band, now_ns)
+        return self.pace.wait_s(ahead, (ahead + sum(self.backlog.bands[:band])) / left, band, now_ns)
 
     def idle_view(self, version: Version) -> TierView:
         """For an Ask that this tier cannot serve: it only counts with its rank."""

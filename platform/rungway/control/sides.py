@@ -14,7 +14,7 @@ OVER = 1.05
 def is_over(pool: Pool, state: TenantState, states: Iterable[TenantState], now_ns: int) -> bool:
     """Whether a tenant holds and wants more of the pool than its weight among the active ones. A lone tenant is never
     over: there is nobody whose share it takes. By sums that are kept, since it is asked for every request."""
-    crowd, total = pool.crowd, pool.held_tokens + pool.queued_tokens
+    crowd, total = pool.crowd, pool.held_tokens + pool.backlog.tokens
     crowd.look(states, now_ns)
     if crowd.count < 2 or not total:
         return False

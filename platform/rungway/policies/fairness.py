@@ -1,4 +1,4 @@
-"""Who is served next: bands by class with minimum shares, weighted VTC over tenants, earliest deadline inside a tenant.
+"""Who is served next: bands by class with minimum shares, weighted VTC over tenants, deadlines inside a tenant.
 
 Inside a band this is the Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024),
 weighted: every token a tenant is served adds price / weight to its counter, input at dispatch and output as it streams;
@@ -16,10 +16,10 @@ inside a band is that of `locality.py`, which prefers cached beginnings and wide
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 
 from rungway.contracts import CLASS_ORDER
+from rungway.overload import LATE_TURN
 from rungway.policies import locality
 from rungway.policies.bands import Band, Flow, Judge, Queued, Verdict
 from rungway.policies.locality import Local
@@ -28,11 +28,13 @@ __all__ = ["FairQueue", "Judge", "Queued", "Verdict"]
 
 
 class FairQueue:
-    """The waiting requests of one pool. `shares`: minimum share per class name, 0 to 1; scaled down if they exceed 1."""
+    """The waiting requests of one pool. `shares`: minimum share per class name, 0 to 1; scaled down if they exceed 1.
+    `turn`: a late request is overtaken by at most so many of its tenant before one that is late has its turn."""
 
-    __slots__ = ("_bands", "_index", "_orders", "_seq", "_unit", "_weights")
+    __slots__ = ("_bands", "_index", "_orders", "_seq", "_turn", "_unit", "_weights")
 
-    def __init__(self, shares: Mapping[str, float]) -> None:
+    def __init__(self, shares: Mapping[str, float], turn: int = LATE_TURN) -> None:
+        self._turn = turn
         self._bands = [Band(0.0) for _ in CLASS_ORDER]
         self._index: dict[str, Queued] = {}
         self._weights: dict[str, float] = {}
@@ -40,6 +42,13 @@ class FairQueue:
         self._seq = 0
         self._unit = 0.0  # largest request seen since the queue was last empty: how far an account may run
         self.set_shares(shares)
+
+    def set_turn(self, turn: int) -> None:
+        """Take another bound on how often a late request is overtaken, after a reload."""
+        self._turn = turn
+        for band in self._bands:
+            for flow in band.flows.values():
+                flow.turn = turn
 
     def set_shares(self, shares: Mapping[str, float]) -> None:
         """Take new minimum shares after a reload."""
@@ -68,10 +77,23 @@ class FairQueue:
             band.enter(flow)
         entry.seq = self._seq
         self._seq += 1
-        insort(flow.waiting, (entry.deadline_ns, entry.seq, entry))
+        flow.add(entry)
         band.depth += 1
         self._index[entry.request_id] = entry
         self._unit = max(self._unit, band.weigh(entry.cost))
+
+    def relegate(self, entry: Queued) -> None:
+        """A waiting request can no longer begin in time: it goes behind those of its tenant that can. Its place among the
+        tenants, and so the fairness bound, is as before."""
+        flow = self._bands[entry.band].flows[entry.tenant]
+        flow.drop(entry)
+        entry.relegate()
+        flow.add(entry)
+
+    def newest_late(self, tenant: str) -> Queued | None:
+        """The late request of a tenant that came last, or None: where the tenant's line is too long, it leaves."""
+        lasts = [flow.waiting[-1][2] for b in self._bands if (flow := b.flows.get(tenant)) is not None and flow.waiting]
+        return max((entry for entry in lasts if entry.late), key=lambda entry: entry.enqueued_ns, default=None)
 
     def remove(self, request_id: str) -> Queued | None:
         """Take a request out without serving it (client gone, deadline passed); None if it does not wait here."""
@@ -159,14 +181,14 @@ class FairQueue:
     def _flow(self, band: Band, tenant: str, weight: float) -> Flow:
         flow = band.flows.get(tenant)
         if flow is None:
-            flow = band.flows[tenant] = Flow(tenant, weight, self._orders)
+            flow = band.flows[tenant] = Flow(tenant, weight, self._orders, self._turn)
             self._orders += 1
         return flow
 
     def _detach(self, entry: Queued) -> None:
         band = self._bands[entry.band]
         flow = band.flows[entry.tenant]
-        del flow.waiting[bisect_left(flow.waiting, (entry.deadline_ns, entry.seq, entry))]
+        flow.drop(entry)
         if not flow.waiting:
             band.leave(flow)
         band.depth -= 1
@@ -178,7 +200,7 @@ class FairQueue:
         self._account(band, band.weigh(entry.charge))
         band.remember(entry.charge)
         flow = band.flows[entry.tenant]
-        flow.passes = 0 if flow.waiting[0][2] is entry else flow.passes + 1
+        flow.served(entry)
         band.overtake(flow)
         self._detach(entry)
         band.charge(flow, entry.charge)

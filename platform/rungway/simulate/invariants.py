@@ -148,7 +148,7 @@ class Invariants:
         for pool_ in cell.pools.values():
             if pool_.held_tokens != sum(state.pool_tokens.get(pool_.name, 0) for state in cell.tenants.values()):
                 self.fail(f"{pool_.name}: held tokens are not the sum over tenants")
-            if pool_.queued_tokens != sum(state.queued_tokens.get(pool_.name, 0) for state in cell.tenants.values()):
+            if pool_.backlog.tokens != sum(state.queued_tokens.get(pool_.name, 0) for state in cell.tenants.values()):
                 self.fail(f"{pool_.name}: queued tokens are not the sum over tenants")
             for view in pool_.views.values():
                 if view.running != on_replica[view.replica_id]:
@@ -196,7 +196,7 @@ class Invariants:
             if state.running or state.waiting or state.budget.held or state.retries.running:
                 self.fail(f"{name} still holds something at rest")
         for pool in cell.pools.values():
-            if pool.queue.depth() or pool.held_tokens or pool.queued_tokens:
+            if pool.queue.depth() or pool.held_tokens or pool.backlog.tokens:
                 self.fail(f"{pool.name} still holds something at rest")
         self._bills(world)
         self._rows(world)
