@@ -133,6 +133,27 @@ def test_putting_who_is_late_behind_all_tenants_breaks_the_bound(monkeypatch: py
     assert one_who_is_always_late(FairServer(ROOM)) > 2 * U
 
 
+def test_a_class_that_knows_its_costs_does_not_pay_for_those_that_do_not() -> None:
+    """Answers cost six times their prompts. One class has had 40 of them; then all three wait, and the shares hold at once."""
+    queue = FairQueue(SHARES)
+    serial = iter(range(1000))
+
+    def dispatch() -> int:
+        taken = queue.select(take_all)
+        assert taken is not None
+        queue.charge(taken.tenant, taken.band, 72.0)
+        queue.push(entry(f"r{next(serial)}", taken.tenant, band=taken.band, cost=12.0))
+        return taken.band
+
+    queue.push(entry("first", "t0", cost=12.0))
+    for _ in range(40):
+        dispatch()
+    for band in (1, 2):
+        queue.push(entry(f"first{band}", f"t{band}", band=band, cost=12.0))
+    served = Counter(dispatch() for _ in range(30))
+    assert served[0] >= 16 and served[1] >= 7 and served[2] >= 2
+
+
 def test_who_is_late_is_overtaken_only_so_often() -> None:
     queue = FairQueue(SHARES, turn=3)
     queue.push(entry("old", "a", deadline=0))

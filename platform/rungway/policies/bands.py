@@ -6,7 +6,7 @@ The parts of `fairness.FairQueue`, which says how they work together.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from math import inf
 
@@ -192,11 +192,14 @@ class Band:
         self.charged = 0.0
         self.dispatches = 0
 
-    def weigh(self, cost: float) -> float:
-        """Expected total cost of a request that dispatch charges with `cost`."""
-        if self.dispatches < _COST_EVIDENCE or self.dispatched <= 0.0:
+    def weigh(self, cost: float, like: Sequence[Band]) -> float:
+        """Expected total cost of a request that dispatch charges with `cost`. While this band knows too little, what all
+        of its like know together: else bands that know would pay in full for what the others have almost for nothing."""
+        known = (self,) if self.dispatches >= _COST_EVIDENCE else like
+        dispatched = sum(band.dispatched for band in known)
+        if dispatched <= 0.0 or sum(band.dispatches for band in known) < _COST_EVIDENCE:
             return cost
-        ratio = 1.0 + self.charged / self.dispatched
+        ratio = 1.0 + sum(band.charged for band in known) / dispatched
         return cost * min(max(ratio, _COST_RATIO_MIN), _COST_RATIO_MAX)
 
     def remember(self, cost: float) -> None:

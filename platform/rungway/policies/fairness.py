@@ -80,7 +80,7 @@ class FairQueue:
         flow.add(entry)
         band.depth += 1
         self._index[entry.request_id] = entry
-        self._unit = max(self._unit, band.weigh(entry.cost))
+        self._unit = max(self._unit, band.weigh(entry.cost, self._bands))
 
     def relegate(self, entry: Queued) -> None:
         """A waiting request can no longer begin in time: it goes behind those of its tenant that can. Its place among the
@@ -117,7 +117,7 @@ class FairQueue:
             if taken and entry is not None:
                 return self._take(band, entry)
             if entry is not None:
-                if band.owed >= band.weigh(entry.cost):
+                if band.owed >= band.weigh(entry.cost, self._bands):
                     return None
                 barrier = min(barrier, entry.band)
         for band in self._bands[:barrier]:
@@ -197,7 +197,7 @@ class FairQueue:
             self._unit = 0.0
 
     def _take(self, band: Band, entry: Queued) -> Queued:
-        self._account(band, band.weigh(entry.charge))
+        self._account(band, band.weigh(entry.charge, self._bands))
         band.remember(entry.charge)
         flow = band.flows[entry.tenant]
         flow.served(entry)
