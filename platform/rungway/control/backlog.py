@@ -44,6 +44,10 @@ class Backlog:
         self.late_bands[band] += sign * tokens
         state.late_tokens[self._pool] = state.late_tokens.get(self._pool, 0) + sign * tokens
 
+    def above(self, band: int) -> int:
+        """Tokens of higher classes that go before a class: what is late there yields to who is on time."""
+        return sum(self.bands[:band]) - sum(self.late_bands[:band])
+
     def ahead(self, state: TenantState, band: int, rivals: float, *, late: bool) -> int | float:
         """Tokens of a class that go before a new request of a tenant: its own, and meanwhile of each rival as much as its
         weight (`rivals` of its own weight together) entitles it to. What is late goes before nobody who is not."""

@@ -102,7 +102,7 @@ class Cell:
                 pool = self.pools[tier.name]
                 pool.tier, pool.spec = tier, platform.controller
                 pool.queue.set_shares(platform.controller.class_shares)
-                pool.queue.set_turn(platform.controller.shed.late_turn)
+                pool.queue.set_late(platform.controller.shed.late_turn, platform.controller.shed.late_quantum_tokens)
             else:
                 self.pools[tier.name] = Pool(tier, platform.controller, self.crowd)
             for contract in platform.tenants:

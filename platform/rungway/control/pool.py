@@ -72,7 +72,7 @@ class Pool:
         self.name = tier.name
         self.tier = tier
         self.spec = spec
-        self.queue = FairQueue(spec.class_shares, spec.shed.late_turn)
+        self.queue = FairQueue(spec.class_shares, spec.shed.late_turn, spec.shed.late_quantum_tokens)
         self.crowd = crowd
         self.held_tokens = 0
         self.backlog = Backlog(tier.name)
@@ -265,7 +265,7 @@ class Pool:
         rivals = self.queue.rival_weight(state.contract.name, band) / state.contract.weight
         ahead = self.backlog.ahead(state, band, rivals, late=late)
         left = max(SHARE_LEFT_MIN, 1.0 - self.queue.claimed_below(band))
-        return self.pace.wait_s(ahead, (ahead + sum(self.backlog.bands[:band])) / left, band, now_ns)
+        return self.pace.wait_s(ahead, (ahead + self.backlog.above(band)) / left, band, now_ns)
 
     def idle_view(self, version: Version) -> TierView:
         """For an Ask that this tier cannot serve: it only counts with its rank."""

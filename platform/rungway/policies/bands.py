@@ -6,6 +6,7 @@ The parts of `fairness.FairQueue`, which says how they work together.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from math import inf
@@ -106,6 +107,11 @@ class Flow:
         self.passes = 0
         self.waiting: list[tuple[int, int, Queued]] = []
 
+    @property
+    def only_late(self) -> bool:
+        """All that wait are late."""
+        return self.waiting[0][2].late
+
     def add(self, entry: Queued) -> None:
         insort(self.waiting, (entry.rank_ns, entry.seq, entry))
 
@@ -159,6 +165,7 @@ class Band:
     (> 0) or ahead (< 0) of its minimum share. Dispatch knows only `cost`; output is charged later. So the band learns
     what its requests cost in the end per token of `cost`, and the account weighs dispatches by that. `level` is where
     deficits end when the order is by locality (`locality.py`), `floor` what the last walk lifts passed flows to at most.
+    `yields`: so much service / weight a tenant with nobody on time lets those go ahead who have somebody.
     """
 
     __slots__ = (
@@ -169,18 +176,22 @@ class Band:
         "floor",
         "flows",
         "last",
+        "late",
         "level",
         "owed",
         "passed",
         "ready",
         "share",
         "weight",
+        "yields",
     )
 
     def __init__(self, share: float) -> None:
         self.share = share
+        self.yields = 0.0
         self.owed = 0.0
         self.depth = 0
+        self.late = 0
         self.flows: dict[str, Flow] = {}
         self.ready: list[tuple[float, int, Flow]] = []
         self.weight = 0.0  # of the flows in `ready`
@@ -191,6 +202,11 @@ class Band:
         self.dispatched = 0.0
         self.charged = 0.0
         self.dispatches = 0
+
+    @property
+    def only_late(self) -> bool:
+        """Somebody waits, and nobody of them can begin in time."""
+        return 0 < self.depth == self.late
 
     def weigh(self, cost: float, like: Sequence[Band]) -> float:
         """Expected total cost of a request that dispatch charges with `cost`. While this band knows too little, what all
@@ -237,12 +253,27 @@ class Band:
             insort(self.ready, (counter, flow.order, flow))
         flow.counter = counter
 
+    def ready_flows(self) -> Iterator[Flow]:
+        """By counter; a tenant that has nobody on time as if its counter were `yields` higher."""
+        if not self.late:
+            yield from (flow for _, _, flow in self.ready)
+            return
+        behind: deque[Flow] = deque()
+        for counter, _, flow in self.ready:
+            if flow.only_late:
+                behind.append(flow)
+                continue
+            while behind and behind[0].counter + self.yields <= counter:
+                yield behind.popleft()
+            yield flow
+        yield from behind
+
     def walk(self, judge: Judge) -> tuple[Queued | None, bool]:
         """The first entry, by counter and deadline, that the judge takes (entry, True) or stops at (entry, False);
         (None, False) when nothing in the band may run."""
         self.passed.clear()
         self.floor = inf
-        for _, _, flow in self.ready:
+        for flow in self.ready_flows():
             for entry in flow.line():
                 verdict = judge(entry)
                 if verdict is Verdict.TAKE:

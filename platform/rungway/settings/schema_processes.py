@@ -130,6 +130,11 @@ class Shed(Section):
         description="So many requests of its tenant that are on time overtake a late one at most before one that is late "
         "has its turn.",
     )
+    late_quantum_tokens: CountOrZero = Field(
+        default=_SHED.late_quantum_tokens,
+        description="So many weighted tokens per unit of weight a tenant that has only late requests lets others of its "
+        "class go ahead; the fairness bound is wider by twice as much.",
+    )
     interactive: ShedInteractive = Field(
         default_factory=ShedInteractive,
         description="Load, in first-token targets of expected wait, between which tenants over their share are turned "
