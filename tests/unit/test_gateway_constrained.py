@@ -275,7 +275,8 @@ async def test_what_only_the_engine_finds_is_a_400_and_not_tried_again(tmp_path:
                 "parallel_tool_calls": False,
             }
             error = await rig.post(ask)
-            assert (error.status_code, error.json()["error"]["code"]) == (400, "invalid_schema")
+            assert error.status_code == 400
+            assert (error.json()["error"]["code"], error.json()["error"]["param"]) == ("invalid_schema", "tools")
         finishes = await rig.settled(2)
         assert [(finish.outcome, finish.attempts) for finish in finishes] == [("error", 1)] * 2
         assert rig.controller.retries == []

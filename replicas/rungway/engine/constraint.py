@@ -19,7 +19,7 @@ from rungway.engine.protocol import Constraint
 
 TEXT_BYTES_MAX = 131_072
 INVALID = "invalid_schema: "
-DEAD_END = "dead_end: no token may follow under the request's constraint"
+DEAD_END = "dead_end: no token may follow under what the request demands"
 CALLS_MAX = 16
 _DEPTH_MAX = 64
 _CHOICES_MAX = 1024
