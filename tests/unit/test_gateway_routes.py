@@ -62,7 +62,7 @@ async def test_ladder_overrides_and_reload_are_commands(tmp_path: Path) -> None:
             ("ladder_clear", {"who": "admin"}),
             ("reload", {"who": "admin"}),
         ]
-        for body, param in [({"pool": "small"}, "rung"), ({"rung": 1, "x": 2}, "x")]:
+        for body, param in [({"pool": "small"}, "rung"), ({"rung": 1, "x": 2}, "x"), ({"clear": "no"}, "clear")]:
             answer = await rig.http.post("/admin/ladder", json=body, headers=ADMIN)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
         assert (await rig.http.post("/admin/ladder", json=command)).status_code == 403
