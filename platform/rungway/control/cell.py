@@ -99,9 +99,7 @@ class Cell:
                     pool.queue.forget(name)
         for tier in platform.tiers:
             if tier.name in self.pools:
-                pool = self.pools[tier.name]
-                pool.tier, pool.spec = tier, platform.controller
-                pool.queue.set_shares(platform.controller.class_shares)
+                self.pools[tier.name].adopt(tier, platform.controller)
             else:
                 self.pools[tier.name] = Pool(tier, platform.controller, self.crowd)
             for contract in platform.tenants:
