@@ -135,13 +135,13 @@ class Flight:
         """Count as running for the tenant's concurrency."""
         if not self.running:
             self.running = True
-            self.state.running += 1
+            self.state.count(running=1)
 
     def land(self) -> None:
         """Stop counting as running; harmless when it already has."""
         if self.running:
             self.running = False
-            self.state.running -= 1
+            self.state.count(running=-1)
 
     def open_attempts(self) -> list[Attempt]:
         """Attempts whose end is neither reported nor given up."""

@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Collection
 
 from rungway.clock import NS_PER_S
-from rungway.contracts import CLASS_ORDER, ControllerSpec, TenantClass, Tier, Version
+from rungway.contracts import ControllerSpec, TenantClass, Tier, Version
 from rungway.control.crowd import Crowd
-from rungway.control.flight import Attempt, Flight
+from rungway.control.flight import Flight
+from rungway.control.holdings import Holdings
 from rungway.control.pace import BlockSums, Pace
 from rungway.control.tenant_state import TenantState
 from rungway.engine.protocol import EngineStats
@@ -38,28 +39,19 @@ SLO_SAMPLES = 64
 SHARE_LEFT_MIN = 0.05
 
 
-class Pool:
-    """State of one tier. Capacity is what grants hold, released when the engine's report says so. `held_tokens` and
-    `queued_tokens` are the sums over all tenants of what their states say of this pool."""
+class Pool(Holdings):
+    """State of one tier: what tenants hold of it, its replicas, and what it has learned."""
 
     __slots__ = (
-        "band_sequences",
-        "band_tokens",
         "blocks",
         "breakers",
         "claims",
-        "crowd",
         "ever_ready",
-        "held_tokens",
         "kv_use",
-        "name",
         "pace",
         "prefixes",
         "pressures",
         "queue",
-        "queued_bands",
-        "queued_tokens",
-        "roster",
         "scopes",
         "shards",
         "slo_misses",
@@ -71,17 +63,11 @@ class Pool:
     )
 
     def __init__(self, tier: Tier, spec: ControllerSpec, crowd: Crowd) -> None:
-        self.name = tier.name
+        super().__init__(tier.name, Roster(spec.in_flight_factor), crowd)
         self.tier = tier
         self.spec = spec
         self.queue = FairQueue(spec.class_shares)
-        self.crowd = crowd
-        self.held_tokens = self.queued_tokens = 0
-        self.queued_bands = [0 for _ in CLASS_ORDER]
-        self.band_sequences = [0 for _ in CLASS_ORDER]  # granted
-        self.band_tokens = [0 for _ in CLASS_ORDER]
         self.claims: dict[str, Claim] = {}  # by the request that waits
-        self.roster = Roster(spec.in_flight_factor)
         self.stats: dict[str, EngineStats] = {}
         self.prefixes: dict[str, HeldPrefixes] = {}
         self.where: dict[int, int] = {}  # prefix key -> bits of the replicas that hold it
@@ -168,10 +154,6 @@ class Pool:
             if breaker.state is State.CLOSED:
                 del self.troubled[replica_id]
 
-    def has_room(self) -> bool:
-        """Cheap test before asking the queue: some replica has a free sequence slot."""
-        return self.roster.open > 0
-
     def shard(self, flight: Flight) -> frozenset[str] | None:
         """The replicas of the offered version that the tenant uses; None where it uses all."""
         size = flight.state.contract.isolation.shard_replicas
@@ -220,61 +202,7 @@ class Pool:
         views = [v for v in self.ready(now_ns) if v.version == version and not v.breaker_open]
         return [v for v in views if v.replica_id not in flight.avoid and (shard is None or v.replica_id in shard)]
 
-    def hold(self, attempt: Attempt, state: TenantState) -> None:
-        view = self.views.get(attempt.replica_id)
-        if view is not None:
-            self.roster.load(view, view.running + attempt.sequences, view.tokens + attempt.tokens)
-        state.pool_tokens[self.name] = state.pool_tokens.get(self.name, 0) + attempt.tokens
-        self.held_tokens += attempt.tokens
-        self.band_sequences[attempt.band] += attempt.sequences
-        self.band_tokens[attempt.band] += attempt.tokens
-        state.pool_running[self.name] = state.pool_running.get(self.name, 0) + attempt.sequences
-
-    def release(self, attempt: Attempt, state: TenantState) -> None:
-        """Give the attempt's capacity back, once."""
-        if attempt.released:
-            return
-        attempt.released = True
-        view = self.views.get(attempt.replica_id)
-        if view is not None:
-            self.roster.load(view, view.running - attempt.sequences, view.tokens - attempt.tokens)
-        held = state.pool_tokens.get(self.name, 0)
-        left = state.pool_tokens[self.name] = max(0, held - attempt.tokens)
-        self.held_tokens -= held - left
-        self.band_sequences[attempt.band] -= attempt.sequences
-        self.band_tokens[attempt.band] -= attempt.tokens
-        state.pool_running[self.name] = max(0, state.pool_running.get(self.name, 0) - attempt.sequences)
-
-    def wait(self, tokens: int, state: TenantState, band: int) -> None:
-        """A request of `tokens` takes its place in line."""
-        state.waiting += 1
-        self.queued_bands[band] += tokens
-        state.queued_tokens[self.name] = state.queued_tokens.get(self.name, 0) + tokens
-        self.queued_tokens += tokens
-
-    def unwait(self, tokens: int, state: TenantState, band: int) -> None:
-        """It left the line."""
-        state.waiting -= 1
-        self.queued_bands[band] -= tokens
-        queued = state.queued_tokens.get(self.name, 0)
-        left = state.queued_tokens[self.name] = max(0, queued - tokens)
-        self.queued_tokens -= queued - left
-
     # -- what policies see ------------------------------------------------------------------------------------
-
-    def capacity_tokens(self) -> int:
-        return self.roster.room
-
-    def in_flight(self) -> tuple[int, int]:
-        """(sequences granted, sequences that late binding allows)."""
-        return self.roster.running, self.roster.slots
-
-    def saturation(self) -> float:
-        """Largest of sequence and token use over the pool; 1.0 when it has no replica."""
-        roster = self.roster
-        if not roster.slots or not roster.room:
-            return 1.0
-        return max(roster.running / roster.slots, roster.tokens / roster.room)
 
     def note_slo(self, tenant_class: str, met: bool) -> None:
         self.slo_misses.setdefault(tenant_class, deque(maxlen=SLO_SAMPLES)).append(not met)

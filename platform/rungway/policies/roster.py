@@ -46,14 +46,28 @@ class Roster:
     """Replicas by id, with sums over those that are not draining: `running` sequences of `slots`, `tokens` of `room`;
     `open` of them have a free slot. A view's load and draining are changed through here only."""
 
-    __slots__ = ("_factor", "_homes", "_lines", "_most", "_slots", "open", "room", "running", "slots", "tokens", "views")
+    __slots__ = (
+        "_factor",
+        "_homes",
+        "_lines",
+        "_most",
+        "_slots",
+        "open",
+        "room",
+        "running",
+        "slots",
+        "tokens",
+        "views",
+    )
 
     def __init__(self, factor: float) -> None:
         self.views: dict[str, ReplicaView] = {}
         self._factor = factor
         self._slots: dict[str, int] = {}  # sequences that a replica takes
         self._lines: dict[str, Line] = {}
-        self._most: dict[str, tuple[int, int]] = {}  # version: most slots and tokens that a replica of it had, at least 1
+        self._most: dict[
+            str, tuple[int, int]
+        ] = {}  # version: most slots and tokens that a replica of it had, at least 1
         self._homes: OrderedDict[tuple[str, str], ReplicaView] = OrderedDict()
         self.running = self.slots = self.tokens = self.room = self.open = 0
 
