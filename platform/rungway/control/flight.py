@@ -62,6 +62,7 @@ class Flight:
         "ask",
         "attempts",
         "avoid",
+        "band",
         "cause",
         "enqueued_ns",
         "entry",
@@ -91,6 +92,7 @@ class Flight:
     def __init__(self, ask: Ask, state: TenantState, now_ns: int) -> None:
         self.ask = ask
         self.state = state
+        self.band = BANDS[ask.tenant_class]
         self.submitted_ns = now_ns
         self.enqueued_ns = now_ns
         self.granted_ns = 0
@@ -116,10 +118,6 @@ class Flight:
         self.gateway_lost_ns: int | None = None
         self.warmth: Warmth | None = None
         self.warm_until_ns = 0
-
-    @property
-    def band(self) -> int:
-        return BANDS[self.ask.tenant_class]
 
     @property
     def begun(self) -> bool:

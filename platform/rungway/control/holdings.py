@@ -13,7 +13,7 @@ from rungway.policies.roster import Roster
 
 class Holdings:
     """Capacity is what grants hold, released when the engine's report says so. `held_tokens` and `queued_tokens` are the
-    sums over all tenants of what their states say of this pool, `holders` those with any of either."""
+    sums over all tenants of what their states say of this pool, `holders` those with any of either, and how much."""
 
     __slots__ = (
         "band_sequences",
@@ -35,7 +35,7 @@ class Holdings:
         self.reserves = Reserves(name)
         crowd.watchers.append(self.reserves)
         self.held_tokens = self.queued_tokens = 0
-        self.holders: dict[TenantState, None] = {}
+        self.holders: dict[TenantState, int] = {}
         self.queued_bands = [0 for _ in CLASS_ORDER]
         self.band_sequences = [0 for _ in CLASS_ORDER]  # granted
         self.band_tokens = [0 for _ in CLASS_ORDER]
@@ -88,8 +88,8 @@ class Holdings:
 
     def _moved(self, state: TenantState) -> None:
         self.reserves.moved(state)
-        if state.load_tokens(self.name):
-            self.holders[state] = None
+        if load := state.load_tokens(self.name):
+            self.holders[state] = load
         else:
             self.holders.pop(state, None)
 

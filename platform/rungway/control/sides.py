@@ -21,6 +21,13 @@ def is_over(pool: Pool, state: TenantState, now_ns: int) -> bool:
 
 def over_share(pool: Pool, now_ns: int) -> frozenset[str]:
     """The active tenants for which `is_over` holds."""
+    crowd, total = pool.crowd, pool.held_tokens + pool.queued_tokens
+    crowd.look(now_ns)
+    if len(crowd) < 2:
+        return frozenset()
+    weight = crowd.weight
     return frozenset(
-        state.contract.name for state in pool.holders if state.active(now_ns) and is_over(pool, state, now_ns)
+        state.contract.name
+        for state, load in pool.holders.items()
+        if load * weight > state.contract.weight * total * OVER and state in crowd
     )
