@@ -115,7 +115,10 @@ class FairQueue:
             return
         its_band = self._bands[band]
         flow = its_band.flows.get(tenant) or self._flow(its_band, tenant, weight)
-        its_band.charge(flow, weighted_tokens)
+        if flow.waiting:
+            its_band.charge(flow, weighted_tokens)
+        else:  # no order to keep, and most charges are such: each running answer's at each report
+            flow.counter += weighted_tokens / flow.weight
         its_band.charged += weighted_tokens
 
     def counter(self, tenant: str, band: int) -> float:

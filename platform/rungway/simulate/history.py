@@ -175,21 +175,21 @@ class History:
     def look(self, cell: Cell) -> None:
         """Spent money of the present window against the interval of the history."""
         self._commit()
-        unknown = Counter(self._open)
         for name, state in cell.tenants.items():
             account, start_ns = self._accounts[name], state.budget.bounds[0]
             if account.start_ns != start_ns:
                 self.begun[name] += account.start_ns < start_ns
                 account.start_ns, account.begun = start_ns, self._number
                 account.recount(self._disk)
-            unknown[name] += account.late
+        pending: Counter[str] = Counter()
         for number, row in self._pending.values():
             if number >= self._accounts[row.tenant].begun:
-                unknown[row.tenant] += row.cost_nusd
+                pending[row.tenant] += row.cost_nusd
         for name, state in cell.tenants.items():
-            spent, low = state.budget.spent, self._accounts[name].acked
-            if not low <= spent <= low + unknown[name]:
-                self._fail(f"{name}: {spent} nano-dollars spent, the history allows {low} to {low + unknown[name]}")
+            spent, account = state.budget.spent, self._accounts[name]
+            low = account.acked
+            if spent != low and not low <= spent <= (high := low + account.late + self._open[name] + pending[name]):
+                self._fail(f"{name}: {spent} nano-dollars spent, the history allows {low} to {high}")
 
     def final(self, cell: Cell, crashes: int) -> None:
         """Admitted tokens in any stretch of time: a bucket of the quota, filled by reservations and emptied by time and

@@ -140,6 +140,8 @@ class Invariants:
         held_in: Counter[str] = Counter()
         queued_in: Counter[str] = Counter()
         for name, state in cell.tenants.items():
+            if state not in cell.crowd and name not in running and not state.budget.held:
+                continue  # silent; what it still held would be missing in its pool's sum
             kept = (state.running, state.waiting, state.budget.held)
             found = (running.get(name, 0), waiting.get(name, 0), money.get(name, 0))
             if kept != found:
@@ -164,11 +166,13 @@ class Invariants:
         """A request bucket gains at most its rate times the time that passed on the monotonic clock."""
         now = self.loop.now()
         for name, state in cell.tenants.items():
+            known = self._levels.get(name)
+            if known is not None and known[0] == state.requests.limit and state.last_ask_ns < known[1]:
+                continue  # full and untouched
             limit = state.contract.quotas.requests_per_minute
             level = state.requests.remaining(now.mono_ns)
             if not limit or level is None:
                 continue
-            known = self._levels.get(name)
             if known is not None:
                 gained, most = level - known[0], limit * (now.mono_ns - known[1]) / (60 * NS_PER_S) + 1
                 if gained > most:
