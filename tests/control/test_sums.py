@@ -125,6 +125,9 @@ def test_who_is_adopted_is_active_and_who_left_the_configuration_is_not() -> Non
     new.sent += old.sent
     new.complete(request)
     check(new)
+    new.count = old.count
+    new.complete(new.submit("t3"))
+    assert state in new.cell.crowd, "it asked a moment ago"
     rest = [each for each in new.cell.platform.tenants if each.name != "t3"]
     new.core.reload(msgspec.structs.replace(new.cell.platform, tenants=tuple(rest)), new.now)
     assert state not in new.cell.crowd and "t3" not in new.cell.tenants
