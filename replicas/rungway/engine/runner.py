@@ -27,13 +27,24 @@ from rungway.engine.sequence import Sequence
 _SMALL = 8  # blocks; decodes up to this length are never split into groups
 
 
+class Read(NamedTuple):
+    """Logits [rows, vocabulary] behind the tokens of a prompt from position `first` on. `log_sums` [rows], where the model has
+    them already."""
+
+    seq: Sequence
+    first: int
+    logits: torch.Tensor
+    log_sums: torch.Tensor | None
+
+
 class Step(NamedTuple):
     """`logits`: [rows, vocabulary], for each sequence whose known tokens are now all computed one row, and one more for each
-    of its drafts. `peaks`: of these rows, where the model has them already."""
+    of its drafts. `peaks`: of these rows, where the model has them already. `reads`: for the prompts' log-probabilities."""
 
     sequences: list[Sequence]
     logits: torch.Tensor
     peaks: Peaks | None = None
+    reads: Iterable[Read] = ()
 
 
 class Runner(Protocol):
@@ -68,11 +79,12 @@ class TorchRunner:
         singles = [item.seq for item in step if item.size == 1 + len(item.seq.drafts)]
         singles.sort(key=lambda seq: len(seq.blocks))
         chunks = [item for item in step if item.size > 1 and not item.seq.drafts]
-        batch, sequences = self._batch(singles, chunks)
-        logits = None if self._graphs is None else self._graphs.run(batch)
+        batch, sequences, scored = self._batch(singles, chunks)
+        logits = None if self._graphs is None or scored else self._graphs.run(batch)
         if logits is not None:
             return Step(sequences, logits)
-        return Step(sequences, self.model.forward(batch, self._cache), self.model.peaks)
+        logits, peaks = self.model.forward(batch, self._cache), self.model.peaks
+        return _split(sequences, logits, peaks, scored) if scored else Step(sequences, logits, peaks)
 
     @torch.inference_mode()
     def record(self, sizes: Iterable[int], recorder: Recorder) -> None:
@@ -97,7 +109,8 @@ class TorchRunner:
             kept = -(-len(seq.tokens) // self._block_tokens) if seq.drafts else count
             self._known[seq.row] = (seq, stay, min(kept, count))
 
-    def _batch(self, singles: list[Sequence], chunks: list[Slice]) -> tuple[Batch, list[Sequence]]:
+    def _batch(self, singles: list[Sequence], chunks: list[Slice]) -> tuple[Batch, list[Sequence], list[_Scored]]:
+        """The rows to sample come first among the outputs, then those of `_Scored`, in order."""
         places = [(seq, ahead) for seq in singles for ahead in range(1 + len(seq.drafts))]
         ids = [seq.drafts[ahead - 1] if ahead else seq.tokens[seq.computed] for seq, ahead in places]
         rows = np.array([seq.row for seq, _ in places], dtype=np.int64)
@@ -106,6 +119,9 @@ class TorchRunner:
         outputs = [at for at, (seq, _) in enumerate(places) if seq.wanted == 1]
         sequences = [seq for seq in singles if seq.wanted == 1]
         all_rows, all_positions = [rows], [positions]
+        scored = [
+            _Scored(seq, seq.computed, [at]) for at, (seq, ahead) in enumerate(places) if not ahead and _due(seq, 1)
+        ]
         for seq, count in chunks:
             start, first = len(ids), seq.computed
             ids += seq.tokens[first : first + count]
@@ -115,6 +131,9 @@ class TorchRunner:
             if seq.wanted == count:
                 outputs.append(start + count - 1)
                 sequences.append(seq)
+            if due := _due(seq, count):
+                scored.append(_Scored(seq, due[0], [start + position - first for position in due]))
+        outputs += [row for one in scored for row in one.rows]
         rows, positions = np.concatenate(all_rows), np.concatenate(all_positions)
         slots = (
             self._tables[rows, positions // self._block_tokens] * self._block_tokens + positions % self._block_tokens
@@ -128,6 +147,7 @@ class TorchRunner:
                 spans=spans,
             ),
             sequences,
+            scored,
         )
 
     def _decode_spans(self, blocks_held: list[int], rows: np.ndarray, positions: np.ndarray) -> list[Span]:
@@ -166,3 +186,28 @@ class TorchRunner:
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.model.device)
+
+
+class _Scored(NamedTuple):
+    """The batch's `rows` hold a prompt's tokens from position `first` on, whose logits are wanted."""
+
+    seq: Sequence
+    first: int
+    rows: list[int]
+
+
+def _due(seq: Sequence, count: int) -> range:
+    """Positions of its next `count` whose logits its prompt's log-probabilities need."""
+    return range(0) if seq.scores is None else seq.scores.due(seq.computed, count)
+
+
+def _split(sequences: list[Sequence], logits: torch.Tensor, peaks: Peaks | None, scored: list[_Scored]) -> Step:
+    start = logits.shape[0] - sum(len(one.rows) for one in scored)
+    said = Step(sequences, logits[:start], None if peaks is None else Peaks(peaks.best[:start], peaks.log_sums[:start]))
+    reads = []
+    for one in scored:
+        end = start + len(one.rows)
+        sums = None if peaks is None else peaks.log_sums[start:end]
+        reads.append(Read(one.seq, one.first, logits[start:end], sums))
+        start = end
+    return said._replace(reads=reads)
