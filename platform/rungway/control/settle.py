@@ -90,7 +90,8 @@ def attempt_ended(cell: Cell, replica_id: str, end: AttemptEnd, now: Now) -> Non
     pool.queue.charge(end.billing.tenant, flight.band, owed)
     if end.finish in ("stop", "length"):
         whole = sum(each.emitted for each in flight.attempts.values())
-        cell.predictor.observe(end.billing.tenant, flight.pool, whole // max(1, attempt.sequences))
+        if whole:  # a request that only scores its prompt says nothing of how long answers are
+            cell.predictor.observe(end.billing.tenant, flight.pool, whole // max(1, attempt.sequences))
         breaker = pool.breakers.get(replica_id)
         if breaker is not None:
             breaker.record(True, now.mono_ns)
