@@ -31,8 +31,8 @@ class Pace:
         """A replica says how fast it is now."""
         if stats.prefill_tokens_per_s > 0:
             self.prefill_rate = _learn(self.prefill_rate, stats.prefill_tokens_per_s, DEFAULT_PREFILL_TOKENS_PER_S)
-        if stats.decode_tokens_per_s > 0:
-            per_token = 1000.0 * max(1, stats.running) / stats.decode_tokens_per_s
+        if stats.decode_tokens_per_s > 0 and stats.running:  # the rate of an idle engine is that of some batch long ago
+            per_token = 1000.0 * stats.running / stats.decode_tokens_per_s
             self.decode_ms = _learn(self.decode_ms, per_token, DEFAULT_DECODE_MS_PER_TOKEN)
 
     def dispatched(self, tokens: int, band: int, now_ns: int, *, waiting: bool, waiting_in_band: bool) -> None:
