@@ -55,7 +55,7 @@ def test_what_cannot_begin_in_time_is_late_at_once_and_counts_against_nobody_who
     assert (
         pool.expected_wait_s(state, 0, world.mono_ns) < 1.5 < pool.expected_wait_s(state, 0, world.mono_ns, late=True)
     )
-    assert pool.backlog.late == sum(entry.late for entry in pool.queue.entries())
+    assert pool.late == sum(entry.late for entry in pool.queue.entries())
 
 
 def test_what_waits_too_long_goes_behind_who_is_on_time_but_with_a_deadline_of_its_own_it_waits_for_that() -> None:

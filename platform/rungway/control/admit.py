@@ -68,8 +68,6 @@ def submit(cell: Cell, ask: Ask, now: Now) -> None:
     except Denied as denied:
         refuse(cell, flight, denied.code, denied.message, denied.retry_after_s, now)
         return
-    if not state.active(now.mono_ns):
-        cell.crowd.join(state)
     state.last_ask_ns = now.mono_ns
     cell.flights[ask.request_id] = flight
     assert flight.offer is not None
@@ -182,7 +180,7 @@ def _rung_in_force(cell: Cell, flight: Flight, pool: Pool, now: Now, least_rung:
     """The rung of this pool for this tenant, or for this very request where it is late; notes the pressure behind it for the
     explanation."""
     state, ladder = flight.state, cell.platform.ladder
-    over = bool(pool.queue.depth()) and is_over(pool, state, cell.tenants.values(), now.mono_ns)
+    over = bool(pool.queue.depth()) and is_over(pool, state, now.mono_ns)
     scope = (flight.ask.tenant_class, "over" if over else "within")
     value, signal = pool.pressures.get(scope, (0.0, "none"))
     # A rung that is held by hand is not the signal's doing.

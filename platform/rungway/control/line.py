@@ -75,9 +75,9 @@ def enqueue(cell: Cell, flight: Flight, now: Now) -> None:
     if late:
         flight.entry.relegate()
     pool.queue.push(flight.entry)
-    pool.backlog.enter(flight.held_tokens, state, flight.band)
+    pool.wait(flight.held_tokens, state, flight.band)
     if late:
-        pool.backlog.lag(flight.held_tokens, state, flight.band)
+        pool.lag(flight.held_tokens, state, flight.band)
 
 
 def dequeue(cell: Cell, flight: Flight) -> None:
@@ -91,5 +91,5 @@ def dequeue(cell: Cell, flight: Flight) -> None:
 
 def left_queue(pool: Pool, flight: Flight) -> None:
     assert flight.entry is not None
-    pool.backlog.leave(flight.held_tokens, flight.state, flight.band, late=flight.entry.late)
+    pool.unwait(flight.held_tokens, flight.state, flight.band, late=flight.entry.late)
     flight.entry = None
