@@ -17,9 +17,8 @@ from rungway.simulate.workload import Arrival, Stream, arrivals
 from rungway.simulate.world import World
 from sim import kit
 
-NO_TARGETS: dict[str, Any] = {
-    "shed": ShedSpec(target_factor=None)
-}  # nobody is late, so nobody yields: the bound is 2 U
+# Nobody is late, so nobody yields: the bound is 2 U.
+NO_TARGETS: dict[str, Any] = {"shed": ShedSpec(target_factor=None)}
 ENDLESS = NO_TARGETS | {"queue_timeout_s": kit.FOREVER_S, "request_timeout_s": kit.FOREVER_S}
 
 WEIGHTS = {"t1": 1.0, "t2": 2.0, "t3": 3.0, "t4": 4.0}
