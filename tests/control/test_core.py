@@ -480,6 +480,17 @@ def test_a_failing_tenant_is_paused_and_others_are_not() -> None:
     world.grant(world.submit())
 
 
+@pytest.mark.parametrize("code", ["invalid_schema", "starting"])
+def test_what_is_no_fault_of_an_engine_suspends_nobody(code: str) -> None:
+    """A request that asks for what cannot be, a gateway that stops under its requests."""
+    world = World(tenant("acme"), breaker_failures=2)
+    for _ in range(4):
+        request = world.submit()
+        world.engine_end(request, 0, finish="error")
+        world.client_end(request, "error", code=code)
+    world.grant(world.submit())
+
+
 def test_high_risk_waits_for_its_tier() -> None:
     world = World(tenant("acme", risk_high_tier_min="large"))
     request = world.submit(model="auto", risk=Risk.HIGH)

@@ -17,8 +17,7 @@ import triton
 import triton.language as tl
 
 from rungway.kernels.attention_tile import attend_tile, nothing_seen, shape_of
-
-ROWS_MAX = 64  # queries * query heads of a kv head in one tile
+from rungway.kernels.sizes import ROWS_MAX
 
 
 class Config(NamedTuple):
@@ -169,7 +168,7 @@ def paged_decode_attention(
     """
     tokens, heads, dim, kv_heads, block_tokens, batch, width = shape_of(q, k_cache, v_cache, block_tables)
     group, ragged = heads // kv_heads, query_starts is not None
-    assert group * max_queries <= ROWS_MAX and (ragged or (max_queries == 1 and tokens == batch))
+    assert group * max_queries <= max(ROWS_MAX, group) and (ragged or (max_queries == 1 and tokens == batch))
     out = torch.zeros_like(q) if out is None else out
     if tokens == 0 or batch == 0:
         return out

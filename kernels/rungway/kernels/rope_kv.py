@@ -47,7 +47,7 @@ def _rope_kv(
     turned = (head < heads + kv_heads)[:, None]
     if NORMED:
         scale = tl.rsqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / (2 * HALF) + eps)
-        weight_at = norms_ptr + (head >= heads).to(tl.int32)[:, None] * (2 * HALF) + pair[None, :]
+        weight_at = norms_ptr + head[:, None] * (2 * HALF) + pair[None, :]
         low = tl.load(weight_at, mask=turned & lanes, other=0.0).to(tl.float32)
         high = tl.load(weight_at + HALF, mask=turned & lanes, other=0.0).to(tl.float32)
         first = tl.where(turned, first * scale[:, None] * low, first)

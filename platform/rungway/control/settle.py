@@ -17,8 +17,9 @@ from rungway.messages import AttemptAck, FinishAck
 from rungway.outcomes import Code, Outcome
 from rungway.types import AttemptEnd, Finish, LedgerRow
 
-# A tenant's breaker counts what its requests did to the engine; losing a replica or a client is not its fault.
-_BREAKER_FAILURES = frozenset({Outcome.ERROR})
+# A tenant's breaker counts what its requests did to the engine. A replica or a client that was lost, a gateway that stops,
+# and a request that asks for what cannot be are no failures.
+_BREAKER_FAILURES = frozenset({(Outcome.ERROR, Code.INTERNAL)})
 _BREAKER_SUCCESSES = frozenset({Outcome.COMPLETED, Outcome.LENGTH})
 
 
@@ -52,7 +53,7 @@ def _drop_unbegun(cell: Cell, flight: Flight, finish: Finish, now: Now) -> None:
 
 def _learn(flight: Flight, finish: Finish, now: Now) -> None:
     state = flight.state
-    if finish.outcome in _BREAKER_FAILURES:
+    if (finish.outcome, finish.code) in _BREAKER_FAILURES:
         state.breaker.record(False, now.mono_ns)
     elif finish.outcome in _BREAKER_SUCCESSES:
         state.breaker.record(True, now.mono_ns)

@@ -28,7 +28,8 @@ Header = tuple[bytes, bytes]
 @dataclass(slots=True)
 class Facts:
     """What is known by now about an answer; its headers and its `rungway` object come from here. `served` is
-    `tier/version` (or `cache`, `template`), `degraded` a comma list of rung names or `none`."""
+    `tier/version` (or `cache`, `template`), `degraded` a comma list of rung names or `none`, `allow` the methods of a path
+    that was asked with another one."""
 
     request_id: str
     model: str | None = None
@@ -40,6 +41,7 @@ class Facts:
     rate: RateInfo | None = None
     retry_after_s: int | None = None
     replayed: bool = False
+    allow: str = ""
 
     def granted(self, grant: Grant) -> None:
         offer = grant.offer
@@ -97,6 +99,8 @@ def headers(facts: Facts, first: Header) -> list[Header]:
         _add_rate(known, facts.rate)
     if facts.retry_after_s is not None:
         known.append((b"retry-after", b"%d" % max(1, facts.retry_after_s)))
+    if facts.allow:
+        known.append((b"allow", facts.allow.encode()))
     if facts.replayed:
         known.append((b"x-rungway-idempotent-replay", b"true"))
     return known
@@ -183,7 +187,7 @@ def _chat_choice(index: int, choice: Choice) -> str:
 
 
 def _calling_choice(request_id: str, index: int, choice: Choice) -> str:
-    content, calls = read_calls(choice.text)
+    content, calls, cut = read_calls(choice.text)
     if not calls:
         return _chat_choice(index, choice)
     listed = [
@@ -198,7 +202,7 @@ def _calling_choice(request_id: str, index: int, choice: Choice) -> str:
     return (
         f'{{"index":{index},"message":{{"role":"assistant","content":{escape(content) if content else "null"},"refusal":null,'
         f'"tool_calls":{json.dumps(listed, separators=(",", ":"))}}},'
-        f'"logprobs":{logprobs},"finish_reason":"{finish_of(choice.finish, len(calls))}"}}'
+        f'"logprobs":{logprobs},"finish_reason":"{finish_of(choice.finish, len(calls), cut)}"}}'
     )
 
 

@@ -40,7 +40,7 @@ class CallFrames(Frames):
             logprobs[0] = chat_logprobs(delta.logprobs)
         frames = [self._choice(index, part, value, "null") for part, value in zip(said, logprobs, strict=True)]
         if delta.finish is not None:
-            frames.append(self._choice(index, "", "null", f'"{finish_of(delta.finish, reader.count)}"'))
+            frames.append(self._choice(index, "", "null", f'"{finish_of(delta.finish, reader.count, reader.cut)}"'))
         return "".join(frames)
 
     def _choice(self, index: int, said: str, logprobs: str, finish: str) -> str:

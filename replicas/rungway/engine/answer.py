@@ -61,9 +61,7 @@ class Answer:
         finish = error = None
         for got in run:
             if got.token is None:
-                finish, error = "error", NOT_FINITE
-                if self.guide is not None and not self.guide.mask().any():
-                    error = DEAD_END
+                finish, error = "error", DEAD_END if got.stuck else NOT_FINITE
                 break
             if self.guide is not None and not self.guide.accept(got.token):
                 finish, error = "error", DEAD_END

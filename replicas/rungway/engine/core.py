@@ -16,7 +16,7 @@ from rungway.engine.beams import Beams
 from rungway.engine.drafts import Speculation
 from rungway.engine.grammar import Grammar
 from rungway.engine.meter import Meter
-from rungway.engine.protocol import Delta, EngineStats, EngineUsage, PrefixNews, Work
+from rungway.engine.protocol import REFUSED, Delta, EngineStats, EngineUsage, PrefixNews, Work
 from rungway.engine.runner import Runner, Step
 from rungway.engine.sampler import Row, Sampled, sample
 from rungway.engine.scheduler import Scheduler, Slice
@@ -149,7 +149,8 @@ class Core:
             return f"request id {work.request_id} is in use"
         if len(self._answers) - len(self._scheduler.running) >= self._waiting_max:
             return "the engine's queue is full"
-        return problem(work, vocab_size=self._vocabulary.vocab_size, context=self._context)
+        why = problem(work, vocab_size=self._vocabulary.vocab_size, context=self._context)
+        return None if why is None else REFUSED + why
 
     def _resume(self, seq: Sequence, grammar: Grammar | None) -> Delta | None:
         """Prepares the text state. May find the end already."""

@@ -103,7 +103,10 @@ class NativeEngine:
         memory bound. `dtype`: auto | float32 | bfloat16; auto takes what computes faster here (see
         precision.py). `ranks`: processes that the model is divided over (parallel/lead.py). `drafting` None = no
         speculative decoding. Raises ModelError."""
-        wish = Sizes(max_num_seqs, max_context, max_num_batched_tokens, kv_blocks or 0, block_tokens, graph_rows_max)
+        drafts_max = 0 if drafting is None else drafting.tokens_max
+        wish = Sizes(
+            max_num_seqs, max_context, max_num_batched_tokens, kv_blocks or 0, block_tokens, graph_rows_max, drafts_max
+        )
         where = pick_device(device)
         parts = directory_parts(path, wish, dtype, where, ranks=ranks, ranks_timeout_s=ranks_timeout_s)
         speculation = make_speculation(drafting, *parts[1:], dtype, where)

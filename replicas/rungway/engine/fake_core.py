@@ -15,7 +15,7 @@ import math
 from rungway.engine.fake_blocks import FakeBlocks
 from rungway.engine.fake_script import LOGPROBS, WORDS, prompt_length, script_of, token_logprob
 from rungway.engine.fake_stream import FakeProfile, Rate, Request, Stream, refused
-from rungway.engine.protocol import Delta, EngineStats, TokenLogprob, Work
+from rungway.engine.protocol import REFUSED, Delta, EngineStats, TokenLogprob, Work
 from rungway.engine.validate import NO_EMBEDDINGS
 
 _NS_PER_MS = 1_000_000
@@ -48,7 +48,8 @@ class FakeCore:
         self._dirty = True
         prompt = prompt_length(work)
         script, error = script_of(work)
-        error = error or self._unfit(work, prompt)
+        if error is None and (unfit := self._unfit(work, prompt)) is not None:
+            error = REFUSED + unfit
         if error is not None:
             self._out += refused(work, error)
             return

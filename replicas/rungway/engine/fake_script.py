@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from urllib.parse import unquote_to_bytes
 
-from rungway.engine.protocol import Constraint, TokenLogprob, Work
+from rungway.engine.protocol import REFUSED, Constraint, TokenLogprob, Work
 
 _ONSETS = ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "ch", "st")
 _SYLLABLES = tuple(onset + vowel for onset in _ONSETS for vowel in ("a", "o"))
@@ -114,7 +114,7 @@ def script_of(work: Work) -> tuple[Script, str | None]:
     try:
         script = read_script(work.prompt_text)
     except ScriptError as unreadable:
-        return _PLAIN, str(unreadable)
+        return _PLAIN, REFUSED + str(unreadable)
     constraint = work.sampling.constraint
     return (script, None) if constraint is None else _constrained(script, constraint)
 

@@ -12,6 +12,9 @@ import msgspec
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar", "tools"]
 WorkKind = Literal["generate", "embed"]
 
+REFUSED = "refused: "
+"""Begins the `error` of a request that an engine finds impossible: no other engine would run it either."""
+
 
 class Constraint(msgspec.Struct, frozen=True, array_like=True):
     """What a whole answer must look like. `text`: the schema (json_schema), nothing (json_object), the expression that the
