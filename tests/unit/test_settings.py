@@ -318,6 +318,12 @@ def test_an_engines_scheduling_is_set_per_version_and_shown_as_written(tmp_path:
         prefix_keys_max=0,
     )
     assert (view["schedule"], view["kv_soft_quota"], view["long_prefill_tokens"]) == ("lpm", 0.25, 64)
-    for wrong in ("schedule: newest", "kv_soft_quota: 0", "kv_soft_quota: 1.5", "long_prefill_tokens: 0", "long_prefill_tokens_min: 0"):
+    for wrong in (
+        "schedule: newest",
+        "kv_soft_quota: 0",
+        "kv_soft_quota: 1.5",
+        "long_prefill_tokens: 0",
+        "long_prefill_tokens_min: 0",
+    ):
         with pytest.raises(ConfigError):
             shown(f", {wrong}")

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from rungway.engine.step_costs import DecodeCost, PrefillCost
 
-SLOWDOWN = 2.5
+SLOWDOWN = 2.25  # of a bar of 3: what is left is for noise
 CHUNK_FIRST = 16  # tokens; until it is known what they cost
 LOOK_AFTER = 24  # steps with prefills between two without
 SURPRISE = 0.2  # so far off is not noise
 
-_LOOKED, _USUAL = 0.5, 0.2  # weight of a look, which is rare, and of other steps of decodes alone
+_LOOKED, _USUAL = 0.5, 0.2  # weight of a faster step than expected: of a look, which is rare, and of others
 
 
 class Chunks:
@@ -56,7 +56,7 @@ class Chunks:
         """A step of `decoding` tokens of decoding sequences, which had computed `read` tokens together, and of prefills
         (context, tokens) took `spent_ns`."""
         if not prefills:
-            found = self._decodes.learn(decoding, read, spent_ns, _LOOKED if self._mixed else _USUAL)
+            found = self._decodes.learn(decoding, read, spent_ns, faster=_LOOKED if self._mixed else _USUAL)
             self._surprised = abs(found - 1.0) > SURPRISE
             self._seen_ns = self._decodes.of(decoding, read)
             self._mixed = 0

@@ -18,9 +18,9 @@ from collections.abc import Iterable
 
 READ_TOKENS = 2  # reading the keys and values costs what attending with so many tokens does
 
-_ROWS, _READ, _CONTEXT = 16, 8192, 1024  # what is counted in these, so that costs weigh alike in what is learnt
+_ROWS, _READ, _CONTEXT = 16, 1024, 1024  # what is counted in these, so that costs weigh alike in what is learnt
 _FRESH = 0.2  # weight of a new measurement, once there are several
-_OUTLIER = 2.0  # a duration counts at most this many times what was expected: others use the machine, too
+_OUTLIER = 1.5  # a duration counts at most this many times what was expected: others use the machine, too
 
 
 class DecodeCost:
@@ -38,12 +38,15 @@ class DecodeCost:
         """Of `rows` sequences that have computed `read` tokens together."""
         return _expected(self._costs, (1.0, rows / _ROWS, read / _READ))
 
-    def learn(self, rows: int, read: int, spent_ns: int, weight: float) -> float:
-        """`weight` of this measurement, once there are several. Returns it, outliers cut, over what had been expected."""
+    def learn(self, rows: int, read: int, spent_ns: int, *, faster: float) -> float:
+        """`faster`: its weight where it took less than expected, once there are several. One that took more may have waited
+        for others on the machine, and costs that are thought too high are what streams would wait for: it counts as ever.
+        Returns what was measured, outliers cut, over what had been expected."""
         parts = (1.0, rows / _ROWS, read / _READ)
         expected = self.of(rows, read) if self._times else float(spent_ns)
         spent = min(float(spent_ns), _OUTLIER * expected)
         self._times += 1
+        weight = faster if spent < expected else _FRESH
         _move(self._costs, parts, spent, max(1.0 / self._times, weight))
         return spent / max(1.0, expected)
 
