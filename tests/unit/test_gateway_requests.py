@@ -290,7 +290,6 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [[]]}, "prompt"),
     ({"prompt": [-1]}, "prompt"),
     ({"prompt": 5}, "prompt"),
-    ({"echo": True}, "echo"),
     ({"suffix": "x"}, "suffix"),
     ({"logprobs": 6}, "logprobs"),
     ({"logprobs": True}, "logprobs"),

@@ -90,7 +90,8 @@ def attempt_ended(cell: Cell, replica_id: str, end: AttemptEnd, now: Now) -> Non
     pool.queue.charge(end.billing.tenant, flight.band, owed)
     if end.finish in ("stop", "length"):
         whole = sum(each.emitted for each in flight.attempts.values())
-        cell.predictor.observe(end.billing.tenant, flight.pool, whole // max(1, attempt.sequences))
+        if whole:  # a request that only scores its prompt says nothing of how long answers are
+            cell.predictor.observe(end.billing.tenant, flight.pool, whole // max(1, attempt.sequences))
         breaker = pool.breakers.get(replica_id)
         if breaker is not None:
             breaker.record(True, now.mono_ns)
@@ -210,6 +211,8 @@ def sweep(cell: Cell, now: Now) -> None:
     spec = cell.platform.controller
     for flight in list(cell.flights.values()):
         lost_ns = flight.gateway_lost_ns
+        if lost_ns is None and flight.finish is None and flight.entry is None:
+            continue  # it runs, and its gateway is there
         if lost_ns is not None and not flight.open_attempts():
             if now.mono_ns - lost_ns > spec.orphan_wait_s * NS_PER_S:
                 _abandon(cell, flight, now)

@@ -167,7 +167,7 @@ class Flight:
         anew = self.ask.kind is TierKind.EMBEDDING
         resume = self.progress.open(grant.attempt, self.reading.sequences(grant.offer), anew=anew)
         first = self.first_grant or grant
-        message = start_message(self.reading, grant, lexer, first.offer.max_tokens, resume)
+        message = start_message(self.reading, grant, lexer, first.offer.max_tokens, resume, self.progress.scored)
         if not self._port.start_work(grant.replica_id, message):
             self.on_replica_lost()
 

@@ -73,6 +73,7 @@ class Options(Struct, kw_only=True, forbid_unknown_fields=True):
     skip_special_tokens: bool | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
+    prompt_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     # harmless: no effect on the answer, never stored, never a label

@@ -17,14 +17,16 @@ class CallFrames(Frames):
 
     __slots__ = ("_began", "_readers", "_request_id")
 
-    def __init__(self, facts: Facts, created: int) -> None:
-        super().__init__(facts, created, chat=True)
+    def __init__(self, facts: Facts, created: int, listed: int | None = None) -> None:
+        super().__init__(facts, created, True, listed)
         self._request_id = facts.request_id
         self._readers: dict[int, Reader] = {}
         self._began: set[int] = set()
 
     def frame(self, delta: Delta) -> str:
         """The frames of one delta, or "" when it has nothing for the client yet."""
+        if delta.prompt_logprobs is not None:
+            self.take_prompt(delta.prompt_logprobs)
         index = delta.index
         reader = self._readers.get(index)
         if reader is None:

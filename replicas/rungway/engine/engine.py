@@ -22,6 +22,7 @@ from rungway.engine.published import Published
 from rungway.engine.rules import DEFAULT_RULES, Rules
 from rungway.engine.runner import Runner, TorchRunner
 from rungway.engine.scheduler import Scheduler
+from rungway.engine.scoring import rows_max
 from rungway.engine.step_loop import StepLoop
 from rungway.engine.tokenizer import Vocabulary
 
@@ -63,6 +64,7 @@ class NativeEngine:
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             prefix_cache=prefix_cache,
             rules=rules,
+            score_rows_max=rows_max(runner.vocab_size),
         )
         self._core = Core(
             runner,

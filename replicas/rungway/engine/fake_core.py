@@ -10,10 +10,9 @@ urgent band therefore always moves, and since no single stream may exceed the ca
 from __future__ import annotations
 
 import heapq
-import math
 
 from rungway.engine.fake_blocks import FakeBlocks
-from rungway.engine.fake_script import LOGPROBS, WORDS, prompt_length, script_of, token_logprob
+from rungway.engine.fake_script import WORDS, prompt_length, script_of, token_logprob
 from rungway.engine.fake_stream import FakeProfile, Rate, Request, Stream, refused
 from rungway.engine.protocol import REFUSED, Delta, EngineStats, TokenLogprob, Work
 from rungway.engine.validate import NO_EMBEDDINGS
@@ -96,7 +95,7 @@ class FakeCore:
             slot = heapq.heappop(self._slot_heap)
             self._tick(self._slots.pop(slot), slot, now_ns, out)
         self._admit(now_ns)
-        self._rate.measure(self._emitted, now_ns)
+        self._rate.measure(self._emitted, now_ns, busy=bool(self._running))
         return out
 
     def wake_ns(self) -> int | None:
@@ -209,7 +208,7 @@ class FakeCore:
             self._schedule(stream, due_ns)
         if finish is None or finish == "hang":
             if ids:
-                out.append(Delta(stream.request_id, stream.attempt, stream.index, text, ids, logprobs))
+                out.append(stream.delta(text, ids, logprobs))
             return
         error = None
         if finish == "fail":
@@ -266,8 +265,7 @@ class FakeCore:
         if request.left == 0:
             usage = request.usage()
             del self._requests[work.request_id]
-        score = math.fsum(LOGPROBS[token] for token in stream.voice.ids(stream.born, stream.position))
-        return Delta(work.request_id, work.attempt, stream.index, text, ids, logprobs, finish, error, score, usage)
+        return stream.delta(text, ids, logprobs, finish, error, stream.score(), usage)
 
     def open_requests(self) -> list[str]:
         return list(self._requests)

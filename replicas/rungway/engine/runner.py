@@ -28,6 +28,16 @@ from rungway.engine.sequence import Sequence
 _SMALL = 8  # blocks; decodes up to this length are never split into groups
 
 
+class Read(NamedTuple):
+    """Logits [rows, vocabulary] behind the tokens of a prompt from position `first` on. `log_sums` [rows], where the model has
+    them already."""
+
+    seq: Sequence
+    first: int
+    logits: torch.Tensor
+    log_sums: torch.Tensor | None
+
+
 def enter(device: torch.device) -> None:
     """Makes a CUDA device that was asked for by number the one of this thread: kernels start on the thread's own."""
     if device.type == "cuda" and device.index is not None:
@@ -36,11 +46,12 @@ def enter(device: torch.device) -> None:
 
 class Step(NamedTuple):
     """`logits`: [rows, vocabulary], for each sequence whose known tokens are now all computed one row, and one more for each
-    of its drafts. `peaks`: of these rows, where the model has them already."""
+    of its drafts. `peaks`: of these rows, where the model has them already. `reads`: for the prompts' log-probabilities."""
 
     sequences: list[Sequence]
     logits: torch.Tensor
     peaks: Peaks | None = None
+    reads: Iterable[Read] = ()
 
 
 class Runner(Protocol):
@@ -79,11 +90,12 @@ class TorchRunner:
             decodes = item.size == 1 + len(item.seq.drafts)
             (together if self._together(item.size, decodes) else chunks).append(item)
         together.sort(key=lambda item: len(item.seq.blocks))
-        batch, sequences = self._batch(together, chunks)
-        logits = None if self._graphs is None else self._graphs.run(batch)
+        batch, sequences, scored = self._batch(together, chunks)
+        logits = None if self._graphs is None or scored else self._graphs.run(batch)
         if logits is not None:
             return Step(sequences, logits)
-        return Step(sequences, self.model.forward(batch, self._cache), self.model.peaks)
+        logits, peaks = self.model.forward(batch, self._cache), self.model.peaks
+        return _split(sequences, logits, peaks, scored) if scored else Step(sequences, logits, peaks)
 
     @torch.inference_mode()
     def record(self, sizes: Iterable[int], recorder: Recorder, drafts: int = 0) -> None:
@@ -115,17 +127,22 @@ class TorchRunner:
             kept = -(-len(seq.tokens) // self._block_tokens) if seq.drafts else count
             self._known[seq.row] = (seq, stay, min(kept, count))
 
-    def _batch(self, together: list[Slice], chunks: list[Slice]) -> tuple[Batch, list[Sequence]]:
+    def _batch(self, together: list[Slice], chunks: list[Slice]) -> tuple[Batch, list[Sequence], list[_Scored]]:
+        """The rows to sample come first among the outputs, then those of `_Scored`, in order."""
         ids: list[int] = []
         outputs: list[int] = []
         sequences = []
+        scored = []
         for seq, size in (*together, *chunks):
             known = size - len(seq.drafts)
             if seq.wanted == known:
                 outputs += range(len(ids) + known - 1, len(ids) + size)
                 sequences.append(seq)
+            if due := _due(seq, known):
+                scored.append(_Scored(seq, due[0], [len(ids) + position - seq.computed for position in due]))
             ids += seq.tokens[seq.computed : seq.computed + known]
             ids += seq.drafts
+        outputs += [row for one in scored for row in one.rows]
         sizes = np.array([size for _, size in (*together, *chunks)], dtype=np.int64)
         firsts = np.array([seq.computed for seq, _ in (*together, *chunks)], dtype=np.int64)
         owners = np.array([seq.row for seq, _ in (*together, *chunks)], dtype=np.int64)
@@ -158,6 +175,7 @@ class TorchRunner:
                 spans=spans,
             ),
             sequences,
+            scored,
         )
 
     def _packed_span(self, owners: np.ndarray, starts: np.ndarray, lengths: np.ndarray, chunk: bool) -> Span:
@@ -212,3 +230,28 @@ class TorchRunner:
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.model.device)
+
+
+class _Scored(NamedTuple):
+    """The batch's `rows` hold a prompt's tokens from position `first` on, whose logits are wanted."""
+
+    seq: Sequence
+    first: int
+    rows: list[int]
+
+
+def _due(seq: Sequence, count: int) -> range:
+    """Positions of its next `count` whose logits its prompt's log-probabilities need."""
+    return range(0) if seq.scores is None else seq.scores.due(seq.computed, count)
+
+
+def _split(sequences: list[Sequence], logits: torch.Tensor, peaks: Peaks | None, scored: list[_Scored]) -> Step:
+    start = logits.shape[0] - sum(len(one.rows) for one in scored)
+    said = Step(sequences, logits[:start], None if peaks is None else Peaks(peaks.best[:start], peaks.log_sums[:start]))
+    reads = []
+    for one in scored:
+        end = start + len(one.rows)
+        sums = None if peaks is None else peaks.log_sums[start:end]
+        reads.append(Read(one.seq, one.first, logits[start:end], sums))
+        start = end
+    return said._replace(reads=reads)
