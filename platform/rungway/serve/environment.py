@@ -178,7 +178,9 @@ def _haproxy(platform: Platform, home: Path, binary: str) -> dict[str, str]:
 
 
 _ERRORS = {
-    haproxy.UNREADABLE: RequestError(Code.INVALID_REQUEST, "This is no HTTP request that can be read."),
+    haproxy.UNREADABLE: RequestError(
+        Code.INVALID_REQUEST, "The request cannot be read, or the connection closed before its answer."
+    ),
     haproxy.SLOW: RequestError(Code.INVALID_REQUEST, "The head of the request did not come in time."),
     haproxy.STARTING: RequestError(
         Code.STARTING, "No gateway is running yet. Please try again shortly.", retry_after_s=1

@@ -95,7 +95,7 @@ class FakeCore:
             slot = heapq.heappop(self._slot_heap)
             self._tick(self._slots.pop(slot), slot, now_ns, out)
         self._admit(now_ns)
-        self._rate.measure(self._emitted, now_ns)
+        self._rate.measure(self._emitted, now_ns, busy=bool(self._running))
         return out
 
     def wake_ns(self) -> int | None:

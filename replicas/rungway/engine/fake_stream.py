@@ -188,20 +188,24 @@ class Stream:
 
 
 class Rate:
-    """Increase of a counter per second, over windows of half a second or, when steps are rarer, more."""
+    """Increase of a counter per second of work, over windows of half a second or, when steps are rarer, more."""
 
-    __slots__ = ("_counted", "_since_ns", "per_s")
+    __slots__ = ("_busy_ns", "_counted", "_since_ns", "per_s")
 
     def __init__(self) -> None:
         self.per_s = 0.0
         self._counted = 0
-        self._since_ns = 0
+        self._busy_ns = 0
+        self._since_ns: int | None = None
 
-    def measure(self, counter: int, now_ns: int) -> None:
-        elapsed_ns = now_ns - self._since_ns
-        if elapsed_ns >= _RATE_WINDOW_NS:
-            self.per_s = (counter - self._counted) * 1e9 / elapsed_ns if self._since_ns else 0.0
-            self._counted, self._since_ns = counter, now_ns
+    def measure(self, counter: int, now_ns: int, *, busy: bool) -> None:
+        """`busy`: work goes on after this step. Time without work is part of no window."""
+        if self._since_ns is not None:
+            self._busy_ns += now_ns - self._since_ns
+        self._since_ns = now_ns if busy else None
+        if self._busy_ns >= _RATE_WINDOW_NS:
+            self.per_s = (counter - self._counted) * 1e9 / self._busy_ns
+            self._counted, self._busy_ns = counter, 0
 
 
 def refused(work: Work, error: str) -> list[Delta]:
