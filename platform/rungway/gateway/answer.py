@@ -243,17 +243,31 @@ def text_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> str:
     offsets: list[int] = []
     for one in tokens:
         offsets.append(offset)
-        offset += len(one.token)
+        offset += chars(one.data)
     shape = {
-        "tokens": [one.token for one in tokens],
+        "tokens": [_named(one.token, one.data) for one in tokens],
         "token_logprobs": [_shown(one.logprob) for one in tokens],
         "top_logprobs": [
-            None if one.logprob is None else {text: max(value, LOGPROB_MIN) for text, _, value in one.top}
+            None
+            if one.logprob is None
+            else {_named(text, data): max(value, LOGPROB_MIN) for text, data, value in one.top}
             for one in tokens
         ],
         "text_offset": offsets,
     }
     return json.dumps(shape, separators=(",", ":"))
+
+
+def chars(data: bytes) -> int:
+    """Characters that begin in these bytes of UTF-8; tokens may cut characters."""
+    return sum(byte & 0xC0 != 0x80 for byte in data)
+
+
+def _named(text: str, data: bytes) -> str:
+    """A token as a key. Pieces of characters, which all read alike, are told apart by their bytes, as OpenAI does."""
+    if "\ufffd" not in text or text.encode("utf-8", "replace") == data:
+        return text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _shown(logprob: float | None) -> float | None:
