@@ -83,10 +83,10 @@ class Stored:
 
     @property
     def size(self) -> int:
-        """Characters of text and, by a rough weight, of logprobs."""
-        listed = sum(1 + len(token.top) for token in self.prompt or ())
-        said = sum(len(choice.text) + 64 * len(choice.logprobs or ()) for choice in self.choices)
-        return said + 64 * listed
+        """Characters of text and, by a rough weight, of logprobs with their alternatives."""
+        lists = [self.prompt or (), *(choice.logprobs or () for choice in self.choices)]
+        listed = sum(1 + len(token.top) for tokens in lists for token in tokens)
+        return 64 * listed + sum(len(choice.text) for choice in self.choices)
 
 
 def headers(facts: Facts, first: Header) -> list[Header]:
@@ -230,11 +230,17 @@ def chat_logprobs(tokens: Sequence[TokenLogprob]) -> str:
     def entry(text: str, data: bytes, logprob: float | None) -> dict[str, object]:
         return {"token": text, "logprob": _shown(logprob), "bytes": list(data)}
 
-    content = [
-        entry(one.token, one.data, one.logprob) | {"top_logprobs": [entry(*alternative) for alternative in one.top]}
-        for one in tokens
-    ]
-    return json.dumps({"content": content, "refusal": None}, separators=(",", ":"))
+    # Token by token: one call for all of a long answer would hold the interpreter, and so every stream, for seconds.
+    content = ",".join(
+        [
+            json.dumps(
+                entry(one.token, one.data, one.logprob) | {"top_logprobs": [entry(*other) for other in one.top]},
+                separators=(",", ":"),
+            )
+            for one in tokens
+        ]
+    )
+    return f'{{"content":[{content}],"refusal":null}}'
 
 
 def text_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> str:
