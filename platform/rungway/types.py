@@ -39,7 +39,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     `prompt_tokens[tier]` is the exact prompt length for that tier's tokenizer; `trimmed_tokens[tier]` is its length
     after the rung `context_trim` (equal where nothing may be dropped). `output_bound` is the client's `max_tokens`
-    per sequence or None; 0 for embeddings, whose prompt is all inputs together. `prefix_keys[tier]` names the prompt's leading blocks for the replicas of that tier
+    per sequence or None; 0 where only the prompt is computed: for embeddings, whose prompt is all inputs together, and for scoring. `prefix_keys[tier]` names the prompt's leading blocks for the replicas of that tier
     (`engine/chain.py`), bounded, one per `key_tokens[tier]` tokens; tiers without any are left out. `deadline_ms` counts from the moment the gateway sent the Ask.
     """
 
@@ -66,7 +66,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     cached: bool = False  # the gateway holds a valid exact answer
     cache_wanted: bool = False  # the client or tenant asked for it, not only the ladder
     prefix_keys: dict[str, tuple[int, ...]] = {}
-    constrained: bool = False  # the answer has to fit a constraint, so no fixed text can stand for it
+    constrained: bool = (
+        False  # the answer has to fit a constraint or shows its prompt, so no fixed text can stand for it
+    )
     key_tokens: dict[str, int] = {}
     kind: TierKind = TierKind.TEXT  # of the tiers that are asked for
 

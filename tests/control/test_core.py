@@ -453,6 +453,16 @@ def test_a_reload_changes_how_the_pools_are_shared_out() -> None:
     assert world.cell.pools["small"].queue.claimed_below(0) == 1.0
 
 
+def test_an_idle_replica_teaches_nothing_about_pace() -> None:
+    """Its rate is that of a batch that is over: with nothing running, a token would seem eight times as fast after a batch
+    of eight, and deadlines and prices would follow."""
+    world = World(tenant("acme"))
+    busy = EngineStats(8, 0, 0, 1000, 1000, 0, decode_tokens_per_s=400.0)
+    for stats in (busy, *[msgspec.structs.replace(busy, running=0)] * 100):
+        world.core.report(Report("small-r1", stats, []), world.now)
+    assert world.cell.pools["small"].pace.decode_ms == 20.0
+
+
 def test_every_gateway_learns_of_replicas_that_come_and_go() -> None:
     world = World(tenant("acme"))
     world.core.gateway_hello("g2", [], world.now)
@@ -477,6 +487,17 @@ def test_a_failing_tenant_is_paused_and_others_are_not() -> None:
     probe = world.submit()
     assert isinstance(world.answer(probe), Grant)
     world.complete(probe)
+    world.grant(world.submit())
+
+
+@pytest.mark.parametrize("code", ["invalid_schema", "starting"])
+def test_what_is_no_fault_of_an_engine_suspends_nobody(code: str) -> None:
+    """A request that asks for what cannot be, a gateway that stops under its requests."""
+    world = World(tenant("acme"), breaker_failures=2)
+    for _ in range(4):
+        request = world.submit()
+        world.engine_end(request, 0, finish="error")
+        world.client_end(request, "error", code=code)
     world.grant(world.submit())
 
 

@@ -228,6 +228,7 @@ async def test_bad_arguments_are_named(cellar: Cellar) -> None:
     ]:
         status, body = await cellar.query(name, **args)
         assert status == 400 and body["error"]["param"] == param, (name, args, body)
+    assert "small_tier" in (await cellar.query("ladder_set", rung="nope"))[1]["error"]["message"]
     assert (await cellar.query("nonsense"))[0] == 404
 
 

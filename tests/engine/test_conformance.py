@@ -358,6 +358,29 @@ async def test_logprobs_come_one_a_token(opened: Open) -> None:
         assert all(delta.logprobs is None for delta in plain)
 
 
+@pytest.mark.parametrize("n", [1, 3])
+async def test_the_prompts_logprobs_come_once_and_first(opened: Open, n: int) -> None:
+    async with opened() as run:
+        want = run.work("x", "hello there", n=n)
+        deltas = await run.ask("r", "hello there", n=n, prompt_logprobs=2, max_tokens=5)
+        assert [delta.prompt_logprobs is not None for delta in deltas] == [True] + [False] * (len(deltas) - 1)
+        tokens = deltas[0].prompt_logprobs
+        (usage,) = [delta.usage for delta in deltas if delta.usage]
+        assert len(tokens) == usage.prompt_tokens and usage.output_tokens == 5 * n
+        assert b"".join(token.data for token in tokens).decode() == want.prompt_text
+        assert (tokens[0].logprob, tokens[0].rank, tokens[0].top) == (None, 0, [])
+        for token in tokens[1:]:
+            best = [value for _, _, value in token.top]
+            assert len(best) == 2 and best == sorted(best, reverse=True)
+            assert token.logprob <= 0 and (token.rank > 2 or best[token.rank - 1] == token.logprob)
+        run.engine.submit(run.work("only", "hello there", n=n, prompt_logprobs=2, max_tokens=0))
+        await run.until(lambda: run.over("only"))
+        only = run.of("only")
+        assert only[0].prompt_logprobs == tokens and [delta.finish for delta in only] == ["length"] * n
+        assert only[-1].usage == EngineUsage(len(tokens), 0, 0), "nothing was found, nothing was said"
+        run.at_rest()
+
+
 async def test_stats_are_sane_while_running(opened: Open) -> None:
     async with opened(max_num_seqs=2, max_context=256, kv_blocks=256) as run:
         assert run.engine.max_num_seqs == 2

@@ -10,11 +10,13 @@ import torch
 
 from engine.family_kit import gemma3
 from engine.native_kit import ByteVocabulary, generate, make_core, random_model, random_prompts, run_all, work
+from engine.spec_kit import ScriptedDrafter, eager, foretold
 from rungway.engine.assemble import Sizes, module_parts
 from rungway.engine.cuda_graphs import Action, CudaRecorder, DecodeGraphs
 from rungway.engine.kernel_ops import KernelOps
 from rungway.engine.model import Batch
 from rungway.engine.ops import Span
+from rungway.engine.parallel.wire import moved
 from rungway.engine.runner import TorchRunner
 
 NEW = 12
@@ -72,6 +74,19 @@ def decode_batch(lengths: list[int], seed: int) -> Batch:
     return Batch(ids=ids, positions=positions, slots=slots, outputs=torch.arange(len(lengths)), spans=[span])
 
 
+def drafts_batch(counts: list[int], lengths: list[int], seed: int) -> Batch:
+    """The newest `counts` tokens of sequences of `lengths`, as steps with drafts have them."""
+    whole = decode_batch(lengths, seed)
+    tables = whole.spans[0].blocks
+    rows = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    positions = torch.cat([torch.arange(end - count, end) for count, end in zip(counts, lengths, strict=True)])
+    slots = tables[rows, positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
+    ids = torch.randint(0, 200, (len(rows),), generator=torch.Generator().manual_seed(seed))
+    starts = torch.tensor([0, *torch.tensor(counts).cumsum(0)])
+    span = Span(0, len(rows), tables, torch.tensor(lengths), None, chunk=False, starts=starts, most=max(counts))
+    return Batch(ids=ids, positions=positions, slots=slots, outputs=torch.arange(len(rows)), spans=[span])
+
+
 def graphs_of(runner: TorchRunner, recorder: FakeRecorder, sizes: list[int], **more: int) -> DecodeGraphs:
     return DecodeGraphs(runner.model, runner._cache, sizes=sizes, width=16, recorder=recorder, **more)
 
@@ -89,10 +104,43 @@ def test_a_replay_is_the_eager_step_and_no_row_of_an_earlier_one_stays(module: A
         expected = runner.model.forward(batch, before)
         got = graphs.run(batch)
         assert got is not None and torch.equal(got, expected)
-        for stored, eager in zip(cache, before, strict=True):
-            assert torch.equal(stored[:, :, 1:], eager[:, :, 1:])  # all but the null block
-            assert torch.equal(stored[:, :, 0, 1:], eager[:, :, 0, 1:])  # of which padding may write the first place
+        for stored, alike in zip(cache, before, strict=True):
+            assert torch.equal(stored[:, :, 1:], alike[:, :, 1:])  # all but the null block
+            assert torch.equal(stored[:, :, 0, 1:], alike[:, :, 0, 1:])  # of which padding may write the first place
     assert recorder.recorded == 3 and recorder.replayed == len(steps)
+
+
+@torch.inference_mode()
+def test_steps_with_drafts_are_replayed_whatever_their_division(module: Any) -> None:
+    """Between plain steps of other sizes; the next plain step finds nothing of theirs."""
+    runner, recorder = make_runner(module), FakeRecorder()
+    cache = filled(runner)
+    graphs = graphs_of(runner, recorder, [2, 4, 8], queries=4)
+    steps = [([4, 1, 3], [9, 17, 3]), ([1] * 5, [4, 8, 1, 2, 7]), ([1, 2], [1, 12]), ([3, 4], [30, 22]), ([4], [8])]
+    for seed, (counts, lengths) in enumerate(steps):
+        batch = decode_batch(lengths, seed) if max(counts) == 1 else drafts_batch(counts, lengths, seed)
+        before = [stored.clone() for stored in cache]
+        expected = runner.model.forward(batch, before)
+        got = graphs.run(batch)
+        assert got is not None and torch.equal(got, expected)
+        for stored, alike in zip(cache, before, strict=True):
+            assert torch.equal(stored[:, :, 1:], alike[:, :, 1:])
+    assert recorder.recorded == 6 and recorder.replayed == len(steps)
+    assert graphs.run(drafts_batch([5], [9], 0)) is None  # more rows of one sequence than were recorded
+    plain = graphs_of(runner, FakeRecorder(), [2, 4, 8])
+    assert plain.run(drafts_batch([2], [9], 0)) is None
+
+
+def test_an_engine_with_drafts_replays_and_says_the_same(module: Any) -> None:
+    prompts = random_prompts(6)
+    expected = {str(at): generate(module, prompt, NEW) for at, prompt in enumerate(prompts)}
+    speculation = eager(ScriptedDrafter(foretold(expected, 0.3)), tokens_max=3)
+    core, _ = make_core(module, seqs=4, batched=64, ops=KernelOps(), speculation=speculation)
+    recorder = FakeRecorder()
+    core._runner.record([4, 8, 16], recorder, 3)
+    heard = run_all(core, [work(str(at), prompt, max_tokens=NEW) for at, prompt in enumerate(prompts)])
+    assert {name: heard.tokens(name) for name in expected} == expected
+    assert speculation.accepted > 0 and recorder.replayed > 4
 
 
 @torch.inference_mode()
@@ -169,13 +217,12 @@ def test_captured_graphs_replay_the_eager_step(module: Any) -> None:
     runner = module_parts(module.to(device), ByteVocabulary(), wish, "bfloat16", device)[0]
     filled(runner)
     graphs = DecodeGraphs(
-        runner.model, runner._cache, sizes=[1, 4, 8], width=16, recorder=CudaRecorder(device), bytes_max=1 << 30
+        runner.model, runner._cache, sizes=[1, 4, 8], width=16, recorder=CudaRecorder(device), queries=4
     )
-    for seed, lengths in enumerate([[9, 17, 3, 30, 1], [4, 2, 11], [6]]):
-        batch = decode_batch(lengths, seed)
-        span = batch.spans[0]
-        moved = Span(0, len(lengths), span.blocks.cuda(), span.lengths.cuda(), None, chunk=False)
-        there = Batch(batch.ids.cuda(), batch.positions.cuda(), batch.slots.cuda(), batch.outputs.cuda(), [moved])
+    batches = [decode_batch(lengths, at) for at, lengths in enumerate([[9, 17, 3, 30, 1], [4, 2, 11], [6]])]
+    batches.insert(1, drafts_batch([4, 1, 2], [9, 17, 3], 7))
+    for batch in batches:
+        there = moved(batch, device)
         expected = runner.model.forward(there, [stored.clone() for stored in runner._cache])
         got = graphs.run(there)
         assert got is not None

@@ -83,6 +83,16 @@ def test_times_are_those_of_the_profile() -> None:
     assert abs((at[-1] - at[0]) - 100 * 10 * MS) <= 10 * MS
 
 
+@pytest.mark.parametrize("tokens", [20, 200])
+def test_the_measured_rate_is_that_of_work_not_of_waiting_for_it(tokens: int) -> None:
+    """A minute without work between answers, and answers that are shorter than the window of a measurement."""
+    bench = Bench()
+    for number in range(60):
+        bench.ask(work("x [[ttft_ms=0]] [[tpot_ms=10]]", request_id=f"r{number}", max_tokens=tokens))
+        bench.now += 60_000 * MS
+    assert bench.core.stats().decode_tokens_per_s == pytest.approx(100, rel=0.2)
+
+
 def test_everything_due_in_a_slot_comes_in_one_step() -> None:
     bench = Bench(max_num_seqs=600, kv_blocks=100_000)
     for number in range(600):

@@ -60,6 +60,32 @@ def test_it_answers_with_an_instance(schema: dict[str, Any]) -> None:
     assert usage is not None and usage.output_tokens == 2 * len(text(deltas).encode())
 
 
+NODE = {
+    "type": "object",
+    "properties": {"v": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+    "required": ["v", "next"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$defs": {"node": NODE}, "$ref": "#/$defs/node"},
+        {"$defs": {"node": NODE}, "type": "array", "items": {"$ref": "#/$defs/node"}, "minItems": 2},
+        *[{"type": "string", "format": name} for name in ("email", "uri", "ipv6", "duration", "date-time", "hostname")],
+        {"type": "string", "pattern": "^(foo|bar)+baz$"},
+        {"type": "string", "pattern": "^[^x]{3,}x$"},
+    ],
+    ids=lambda one: json.dumps(one)[-40:],
+)
+def test_it_finds_the_end_where_there_are_ways_round(schema: dict[str, Any]) -> None:
+    """Recursion and repetition: a choice that is always made in the same way would be made for ever."""
+    deltas = say(Constraint("json_schema", json.dumps(schema)))
+    assert deltas[-1].finish == "stop", deltas[-1].error
+    jsonschema.validate(json.loads(text(deltas)), schema)
+
+
 def test_other_constraints() -> None:
     assert json.loads(text(say(Constraint("json_object")))) == {}
     assert text(say(Constraint("choice", '["no", "yes"]'))) in ("no", "yes")

@@ -61,11 +61,12 @@ def test_through_the_kernel_registry(case: tuple[Any, list[list[int]], list[list
     assert [heard.tokens(str(at)) for at in range(3)] == expected[:3]
 
 
-def test_with_right_and_wrong_drafts(case: tuple[Any, list[list[int]], list[list[int]]]) -> None:
+@pytest.mark.parametrize("ops", [None, KernelOps()], ids=["plain", "kernels"])
+def test_with_right_and_wrong_drafts(case: tuple[Any, list[list[int]], list[list[int]]], ops: KernelOps | None) -> None:
     """Several places of one sequence in one step: windows and latents see each from where it stands."""
     model, prompts, expected = case
     speculation = eager(ScriptedDrafter(foretold({str(at): tokens for at, tokens in enumerate(expected)}, 0.3)))
-    core, _ = make_core(model, seqs=5, speculation=speculation)
+    core, _ = make_core(model, seqs=5, speculation=speculation, ops=ops)
     heard = run_all(core, [work(str(at), prompt, max_tokens=NEW) for at, prompt in enumerate(prompts)])
     assert [heard.tokens(str(at)) for at in range(COUNT)] == expected
     assert 0 < speculation.accepted < speculation.drafted

@@ -81,7 +81,7 @@ def test_logprobs_are_those_of_a_full_forward_pass(model: Any) -> None:
         ("outside the vocabulary", {"logit_bias": {300: 1.0}}),
         ("outside the vocabulary", {"logit_bias": {2**31: 1.0}}),
         ("finite", {"temperature": float("nan")}),
-        ("max_tokens", {"max_tokens": 0}),
+        ("max_tokens", {"max_tokens": -1}),
         ("logprobs", {"logprobs": 1000}),
         ("resume", {"resume": [[1], [2]]}),
         ("weight", {"weight": 0.0}),

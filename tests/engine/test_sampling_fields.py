@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from engine.native_kit import VOCAB, drain, make_core, random_model, random_prompts, run_all, work
 from engine.spec_kit import ScriptedDrafter, eager, foretold
+from rungway.engine.constraint import DEAD_END
 from rungway.engine.processing import processed
-from rungway.engine.protocol import Sampling
+from rungway.engine.protocol import Constraint, Sampling
 from rungway.engine.row import Row
 from rungway.engine.sampler import sample
 
@@ -97,11 +98,29 @@ def test_bad_words_never_come_whole(model: Any) -> None:
     assert {A, B, C} == set(heard.tokens("r"))
 
 
-def test_a_request_that_allows_nothing_ends_alone(model: Any) -> None:
-    core, _ = make_core(model)
-    impossible = work("r", PROMPT, allowed_token_ids=(A,), bad_words=((A,),), temperature=1.0, seed=1)
+YES = Constraint("choice", '["yes"]')
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "demands",
+    [
+        {"allowed_token_ids": (A,), "bad_words": ((A,),)},
+        {"allowed_token_ids": (EOS,), "ignore_eos": False, "min_tokens": 2},
+        {"allowed_token_ids": (A,), "constraint": YES, "ignore_eos": False},
+        {"bad_words": ((ord("e"),),), "constraint": YES, "ignore_eos": False},
+    ],
+    ids=lambda demands: "+".join(demands),
+)
+def test_demands_that_leave_no_token_are_the_requests_own_dead_end(
+    model: Any, demands: dict[str, Any], temperature: float
+) -> None:
+    """Not a failure of the engine, for which it would be tried elsewhere and count against the replica. Neighbours go on."""
+    core, scheduler = make_core(model)
+    impossible = work("r", PROMPT, temperature=temperature, seed=1, **demands)
     heard = run_all(core, [impossible, work("other", PROMPT)])
-    assert heard.last("r").finish == "error" and "may come" in (heard.last("r").error or "")
+    assert (heard.last("r").finish, heard.last("r").error) == ("error", DEAD_END)
+    assert scheduler.pool.free == scheduler.pool.total
     assert heard.tokens("other") == run_all(make_core(model)[0], [work("other", PROMPT)]).tokens("other")
 
 

@@ -189,3 +189,57 @@ def test_samples_agree_with_the_cpu_sampler() -> None:
     tokens, logprobs = KERNELS["sample"].triton()(logits, heat, top_k.int(), top_p, min_p, points)
     assert tokens.tolist() == [one.token for one in expected]
     assert logprobs.tolist() == pytest.approx([one.logprob for one in expected], rel=1e-4, abs=1e-5)
+
+
+def test_blocks_far_in_a_large_pool_are_read_and_written_where_they_are() -> None:
+    """Offsets beyond 2^31 elements: sums and products of places in the cache are 64 bits wide. Of the pool only what is
+    touched takes memory."""
+    kv_heads, block_tokens, dim = 2, 16, 64
+    blocks = (1 << 31) // (block_tokens * dim) + 50
+    pool = torch.empty(2 * kv_heads, blocks, block_tokens, dim, dtype=torch.float16)
+    caches = pool[:kv_heads], pool[kv_heads:]
+    near = [torch.zeros(kv_heads, 8, block_tokens, dim, dtype=torch.float16) for _ in range(2)]
+    far = blocks - 8
+    for at in range(2):
+        caches[at][:, far:] = near[at]
+    qkv = torch.randn(20, 4 + 2 * kv_heads, dim, generator=torch.Generator().manual_seed(3)).half()
+    positions, frequencies = torch.arange(20), torch.ones(dim // 2) / 7
+    slots = torch.arange(20) + block_tokens
+    q = KERNELS["rope_kv"].triton()(qkv, positions, frequencies, slots + far * block_tokens, *caches)
+    compare(q, KERNELS["rope_kv"].reference(qkv, positions, frequencies, slots, *near), torch.float16)
+    for at in range(2):
+        compare(caches[at][:, far:], near[at], torch.float16)
+    table, lens, starts = (torch.tensor(values, dtype=torch.int32) for values in ([[1, 2]], [20], [0, 3]))
+    for name in ("paged_decode_attention", "paged_prefill_attention"):
+        asked = (q[17:].contiguous(), *caches, table + far, lens, dim**-0.5, starts, 3)
+        expected = KERNELS[name].reference(asked[0], *near, table, *asked[4:])
+        compare(KERNELS[name].triton()(*asked), expected, torch.float16)
+
+
+@pytest.mark.parametrize("family", ["gemma3"])
+def test_an_engine_through_the_kernels_says_what_transformers_says(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts in chunks, decodes and drafts of one engine, with every kernel of the GPU path: residuals, norms of heads and
+    windows as well."""
+    from engine.family_kit import MODELS
+    from engine.native_kit import generate, make_core, random_prompts, run_all, work
+    from engine.spec_kit import ScriptedDrafter, eager, foretold
+    from rungway.engine.kernel_ops import KernelOps
+    from rungway.kernels import ops
+
+    used = set()
+
+    def everywhere(name: str, device: torch.device) -> Any:
+        used.add(name)
+        return KERNELS[name].triton()
+
+    monkeypatch.setattr(ops, "get", everywhere)
+    model = MODELS[family]()
+    prompts = [prompt[:9] for prompt in random_prompts(2, seed=3)]
+    expected = {str(at): generate(model, prompt, 5) for at, prompt in enumerate(prompts)}
+    speculation = eager(ScriptedDrafter(foretold(expected, 0.2)), tokens_max=2)
+    core, _ = make_core(model, seqs=2, batched=11, ops=KernelOps(), speculation=speculation)
+    heard = run_all(core, [work(name, prompts[int(name)], max_tokens=5) for name in expected])
+    assert {name: heard.tokens(name) for name in expected} == expected
+    assert {"rms_norm", "rope_kv", "paged_decode_attention"} <= used and speculation.accepted > 0

@@ -110,7 +110,7 @@ def test_rope_kv_normalises_heads_first() -> None:
     qkv, positions, frequencies, slots, k_cache, v_cache, norms, eps = cases.SMALL["rope_kv"][2].make(torch.float32)
     heads = qkv.shape[1] - 2 * k_cache.shape[0]
     got = reference.rope_kv(qkv, positions, frequencies, slots, k_cache, v_cache, norms, eps)
-    q = F.rms_norm(qkv[:, :heads], (qkv.shape[2],), norms[0], eps)
+    q = F.rms_norm(qkv[:, :heads], (qkv.shape[2],), None, eps) * norms[:heads]
     torch.testing.assert_close(got, reference.rope(q, q, positions, frequencies)[0], rtol=1e-4, atol=1e-5)
 
 

@@ -222,7 +222,7 @@ class StandIn:
             "tier": tier,
             "version": found[0].version,
             "prompt_tokens": ask.prompt_tokens[tier],
-            "max_tokens": ask.output_bound or 16,
+            "max_tokens": 16 if ask.output_bound is None else ask.output_bound,
             "n": ask.n,
             "best_of": ask.best_of,
         }
@@ -246,7 +246,7 @@ class StandIn:
         return Refusal(request_id=ask.request_id, code=code, **(values | changes))
 
     def broadcast(self, message: Message) -> None:
-        for gateway in self._gateways:
+        for gateway in self._gateways & set(self.server.peers()):  # one may be lost and not told of yet
             self.server.send(gateway, message)
 
     def reload(self, configuration: Platform) -> None:

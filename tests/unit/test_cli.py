@@ -214,6 +214,9 @@ def test_keys_from_making_to_revoking(run: Run, config: Path) -> None:
         (("usage", "--since", "whenever"), 2),
         (("usage",), 1),
         (("pools",), 1),
+        (("pools", "--url", "", "--key", "x"), 1),
+        (("pools", "--url", "no url", "--key", "x"), 1),
+        (("audit", "verify", "--url", ""), 1),
         (("explain", "req"), 1),
     ],
 )

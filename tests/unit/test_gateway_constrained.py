@@ -67,6 +67,14 @@ async def test_the_order_of_members_is_the_schemas(tmp_path: Path) -> None:
         assert list(json.loads(await text_of(rig, formatted(backwards)))) == ["y", "x"]
 
 
+async def test_a_refused_schema_is_told_in_words_that_help(tmp_path: Path) -> None:
+    """No places in a grammar that the client did not write, no options of the library underneath."""
+    async with running(tmp_path) as rig:
+        overlapping = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
+        error = (await rig.post(BASE | formatted(overlapping))).json()["error"]
+        assert error["message"] == "'response_format' cannot be enforced: oneOf constraints are not supported"
+
+
 BAD: list[tuple[dict[str, Any], str, str, str]] = [
     (formatted({"uniqueItems": True}), "response_format", "invalid_schema", "uniqueItems"),
     (formatted({"type": "nonsense"}), "response_format", "invalid_schema", "nonsense"),
@@ -275,7 +283,8 @@ async def test_what_only_the_engine_finds_is_a_400_and_not_tried_again(tmp_path:
                 "parallel_tool_calls": False,
             }
             error = await rig.post(ask)
-            assert (error.status_code, error.json()["error"]["code"]) == (400, "invalid_schema")
+            assert error.status_code == 400
+            assert (error.json()["error"]["code"], error.json()["error"]["param"]) == ("invalid_schema", "tools")
         finishes = await rig.settled(2)
         assert [(finish.outcome, finish.attempts) for finish in finishes] == [("error", 1)] * 2
         assert rig.controller.retries == []

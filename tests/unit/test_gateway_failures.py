@@ -51,6 +51,15 @@ async def test_a_closed_connection_stops_the_engine(tmp_path: Path, stream: bool
         assert (await rig.chat()).status_code == 200
 
 
+async def test_what_no_engine_would_run_is_tried_on_one_only(tmp_path: Path) -> None:
+    """Another try would end the same way, and would count against healthy replicas."""
+    async with running(tmp_path, platform(), TWO) as rig:
+        error = await rig.chat("go [[tokens=many]]")
+        assert (error.status_code, error.json()["error"]["code"]) == (500, "internal")
+        [finish] = await rig.settled()
+        assert (finish.outcome, finish.attempts, rig.controller.retries) == ("error", 1, [])
+
+
 async def test_a_client_that_leaves_the_queue_never_reaches_an_engine(tmp_path: Path) -> None:
     async with running(tmp_path) as rig, listening(rig) as port:
         rig.controller.decide = lambda ask, attempt, avoid: None

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from rungway.contracts import GatewaySpec
+from rungway.engine.tokenizer import WordTokenizer
 from rungway.gateway import call
 from rungway.types import Action, Risk
 from unit.gateway_rig import (
@@ -191,6 +192,50 @@ async def test_a_body_that_is_not_json(tmp_path: Path, body: bytes, kind: str, s
         assert answer.headers["x-request-id"].startswith("req_")
 
 
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"model": "small" "messages": []}', "byte 18"),
+        (b'{"model": "small"', "truncated"),
+        (b'{"model": "small", "messages": []}}', "byte 34"),
+        (b'{"user": "a\\ud800b"}', "half of a surrogate pair"),
+    ],
+)
+async def test_what_is_wrong_with_json_is_said(tmp_path: Path, body: bytes, why: str) -> None:
+    async with running(tmp_path) as rig:
+        kind = {"content-type": "application/json"}
+        answer = await rig.http.post("/v1/chat/completions", content=body, headers=kind)
+        assert why in answer.json()["error"]["message"]
+
+
+async def test_a_compressed_body_is_refused_as_such(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        kind = {"content-type": "application/json", "content-encoding": "gzip"}
+        answer = await rig.http.post("/v1/chat/completions", content=b"\x1f\x8b", headers=kind)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+
+
+async def test_a_hopelessly_long_chat_is_refused_before_it_is_rendered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every turn has a token, so their number alone may be too large. One that is rendered is not trimmed as well."""
+    rendered: list[int] = []
+    whole = WordTokenizer.render_chat
+
+    def counting(self: WordTokenizer, messages: list[dict[str, Any]], tools: Any = None) -> str:
+        rendered.append(len(messages))
+        return whole(self, messages, tools)
+
+    monkeypatch.setattr(WordTokenizer, "render_chat", counting)
+    async with running(tmp_path) as rig:
+        context = max(rig.gateway.known().context_max.values())
+        turn = {"role": "user", "content": "a b"}
+        for turns, most in ((context + 1, 0), (context - 1, len(rig.gateway.known().tiers))):
+            error = await rig.post({"model": "small", "messages": [turn] * turns})
+            assert error.json()["error"]["code"] == "context_length_exceeded"
+            assert len(rendered) <= most
+
+
 async def test_a_chunked_body_is_counted_while_it_comes(tmp_path: Path) -> None:
     async with running(tmp_path) as rig:
         given = 0
@@ -245,7 +290,6 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [[]]}, "prompt"),
     ({"prompt": [-1]}, "prompt"),
     ({"prompt": 5}, "prompt"),
-    ({"echo": True}, "echo"),
     ({"suffix": "x"}, "suffix"),
     ({"logprobs": 6}, "logprobs"),
     ({"logprobs": True}, "logprobs"),

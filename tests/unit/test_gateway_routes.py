@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from rungway.gateway.app import create_app
 from rungway.gateway.core import Gateway
-from unit.gateway_rig import ADMIN_KEY, CHANNEL, running
+from unit.gateway_rig import ADMIN_KEY, CHANNEL, KEY, running
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 
@@ -61,7 +62,7 @@ async def test_ladder_overrides_and_reload_are_commands(tmp_path: Path) -> None:
             ("ladder_clear", {"who": "admin"}),
             ("reload", {"who": "admin"}),
         ]
-        for body, param in [({"pool": "small"}, "rung"), ({"rung": 1, "x": 2}, "x")]:
+        for body, param in [({"pool": "small"}, "rung"), ({"rung": 1, "x": 2}, "x"), ({"clear": "no"}, "clear")]:
             answer = await rig.http.post("/admin/ladder", json=body, headers=ADMIN)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
         assert (await rig.http.post("/admin/ladder", json=command)).status_code == 403
@@ -98,6 +99,29 @@ async def test_unknown_paths_and_wrong_methods_are_json_errors(tmp_path: Path) -
             answer = await rig.http.request(method, path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), path
             assert answer.headers["x-request-id"].startswith("req_")
+            assert ("allow" in answer.headers) == (status == 405)
+        assert answer.headers["allow"] == "GET, HEAD"
+        for path in ("/livez", "/readyz", "/metrics", "/v1/models", "/v1/models/small"):
+            found, head = await rig.http.get(path), await rig.http.head(path)
+            assert (head.status_code, head.headers["content-type"]) == (200, found.headers["content-type"])
+
+
+@pytest.mark.parametrize(
+    "name", ["authorization", "content-type", "idempotency-key", "x-rungway-risk", "x-rungway-class", "x-rungway-cache"]
+)
+async def test_a_header_that_decides_something_may_come_once(tmp_path: Path, name: str) -> None:
+    """A proxy in front may read the first of two keys, and this server the last."""
+    values = {"authorization": f"Bearer {KEY}", "content-type": "application/json", "x-rungway-class": "batch"}
+    value = values.get(name, "off" if name == "x-rungway-cache" else "high")
+    body = json.dumps({"model": "small", "messages": [{"role": "user", "content": "hi"}]})
+    async with running(tmp_path) as rig:
+        kind = [] if name == "content-type" else [("content-type", "application/json")]
+        twice = [(name, value), (name, value), *kind]
+        error = await rig.http.post("/v1/chat/completions", content=body, headers=twice)
+        assert (error.status_code, error.json()["error"]["param"]) == (400, name)
+        assert rig.controller.asks == []
+        lists = [("accept", "a"), ("accept", "b"), ("content-type", "application/json")]
+        assert (await rig.http.post("/v1/chat/completions", content=body, headers=lists)).status_code == 200
 
 
 async def test_queries_fail_cleanly_without_a_controller(tmp_path: Path) -> None:

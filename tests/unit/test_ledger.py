@@ -270,12 +270,13 @@ def test_usage_adds_up_by_tenant_tier_outcome_and_time(book: Book) -> None:
             ),
             row(3702, tenant="globex", outcome="refused", code="queue_full", tier="", cost_nusd=0, attempts=0),
             row(3703, tenant="globex"),
+            row(3704, tenant="clumsy", outcome="error", code="invalid_schema", slo_met=None, ttft_ms=None),
             row(9000, tenant="late"),
         ]
     )
     slo = Slo(ttft_ms_p99=500, tpot_ms_p99=4, availability=0.99)
     answer = book.reader.usage(since_ns=0, until_ns=8000 * SECOND, targets={"acme": slo})
-    assert answer["totals"]["requests"] == 6
+    assert answer["totals"]["requests"] == 7
     assert answer["tenants"]["acme"] == {
         "requests": 2,
         "input_tokens": 20,
@@ -285,17 +286,19 @@ def test_usage_adds_up_by_tenant_tier_outcome_and_time(book: Book) -> None:
         "cost_nusd": 5_000_001_000,
         "cost_usd": 5.000001,
     }
-    assert answer["by_outcome"] == {"completed": 3, "error": 1, "refused": 2}
+    assert answer["by_outcome"] == {"completed": 3, "error": 2, "refused": 2}
     assert answer["by_tier"]["large"]["requests"] == 1
     assert "" not in answer["by_tier"]
     assert [(point["start"][11:16], point["tenant"], point["requests"]) for point in answer["series"]] == [
         ("00:00", "acme", 1),
         ("00:00", "acme", 1),
+        ("01:00", "clumsy", 1),
         ("01:00", "globex", 2),
         ("01:00", "globex", 2),
     ]
     assert answer["slo"]["acme"] == {"overall": 0.5, "availability": 1.0, "ttft": 0.5, "tpot": 0.0}
     assert answer["slo"]["globex"]["availability"] == pytest.approx(1 / 3)
+    assert answer["slo"]["clumsy"] == {}, "a tenant's own mistakes do not count"
     assert answer["latency"]["ttft_ms_p50"] == 20.0
     assert answer["latency"]["e2e_ms_p99"] == 1000.0
     json.dumps(answer)

@@ -49,7 +49,7 @@ listen stats
 
 
 def narrow(text: str, host: str = "127.0.0.1") -> str:
-    return haproxy.narrow(text, listen_host=host, error_file="/run/starting.http")
+    return haproxy.narrow(text, listen_host=host, errors="/run")
 
 
 def test_only_the_front_door_of_haproxy_stays() -> None:
@@ -58,7 +58,9 @@ def test_only_the_front_door_of_haproxy_stays() -> None:
     assert "frontend prometheus" not in lines
     assert "listen stats" not in lines
     assert "server one 127.0.0.1:30000 check" in lines
-    assert "errorfile 503 /run/starting.http" in lines
+    assert [line for line in lines if line.startswith("errorfile")] == [
+        f"errorfile {status} /run/{status}.http" for status in (400, 408, 503)
+    ]
     assert "stats socket /run/admin.sock mode 600 level admin expose-fd listeners" in lines
     assert "log 127.0.0.1:514 local0 info" not in lines
     assert "http-request del-header x-request-timeout-seconds" in lines
@@ -108,7 +110,7 @@ def test_the_launcher_runs_this_module_and_is_private(tmp_path: Path) -> None:
         **os.environ,
         haproxy.BINARY: "/bin/echo",
         haproxy.LISTEN_HOST: "127.0.0.1",
-        haproxy.ERROR_FILE: "/run/e.http",
+        haproxy.ERROR_FILES: "/run",
     }
     ran = subprocess.run(
         [launcher, "-db", "-f", config], env=env, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path

@@ -52,8 +52,8 @@ def _pointwise() -> list[Build]:
     turn = pointers("*bf16", "q_ptr", "k_ptr", "q_out_ptr", "k_out_ptr")
     turn |= {"positions_ptr": "*i64", "frequencies_ptr": "*fp32", "heads": "i32", "kv_heads": "i32"}
     turned = {"HALF": 64, "HALF_BLOCK": 64, "HEADS_BLOCK": 32}
-    place = pointers("*bf16", "qkv_ptr", "norms_ptr", "q_ptr", "k_ptr", "v_ptr") | {"eps": "fp32"}
-    place |= pointers("*i64", "positions_ptr", "slots_ptr") | {"frequencies_ptr": "*fp32"}
+    place = pointers("*bf16", "qkv_ptr", "q_ptr", "k_ptr", "v_ptr") | {"eps": "fp32"}
+    place |= pointers("*i64", "positions_ptr", "slots_ptr") | pointers("*fp32", "frequencies_ptr", "norms_ptr")
     place |= pointers("i32", "heads", "kv_heads", "stride_head", "stride_block", "stride_token")
     placed = {"HALF": 64, "HALF_BLOCK": 64, "HEADS_BLOCK": rope_kv.HEADS_BLOCK, "BLOCK_TOKENS": 16}
     gate = {"gate_up_ptr": "*bf16", "out_ptr": "*bf16", "size": "i32"}
@@ -84,14 +84,14 @@ def _pointwise() -> list[Build]:
 
 def _cached() -> dict[str, str]:
     attend = pointers("*bf16", "q_ptr", "k_ptr", "v_ptr", "out_ptr") | pointers("fp32", "scale", "soft_cap")
-    attend |= pointers("*i32", "tables_ptr", "lens_ptr", "starts_ptr")
+    attend |= pointers("*i64", "tables_ptr", "lens_ptr", "starts_ptr")  # as the engine has them
     return attend | pointers("i32", "window", "heads", "table_width", "stride_head", "stride_block", "stride_token")
 
 
 def _decode() -> list[Build]:
     attend = _cached() | pointers("*fp32", "max_ptr", "sum_ptr", "acc_ptr") | {"segments": "i32"}
     merge = pointers("*fp32", "max_ptr", "sum_ptr", "acc_ptr") | {"out_ptr": "*bf16", "heads": "i32", "segments": "i32"}
-    merge |= pointers("*i32", "lens_ptr", "starts_ptr")
+    merge |= pointers("*i64", "lens_ptr", "starts_ptr")
     expects = {0: (VECTORS, r"cp\.async"), **{arch: (name,) for arch, name in MMA.items()}}
 
     def one(name: str, dim: int, rows: int, registers: int, **changed: bool | int) -> Build:
@@ -110,6 +110,7 @@ def _decode() -> list[Build]:
         one("decode", 128, 16, 168),
         one("decode_direct", 128, 16, 168, DIRECT=True),
         one("decode_8_queries", 128, 32, 255, RAGGED=True)._replace(stack=8),  # on sm_80, for a third program
+        one("decode_8_queries_of_8", 128, 64, 255, RAGGED=True, GROUP=8)._replace(stack=8),
         one("decode_window_cap_256", 256, 16, 255, WINDOWED=True, CAPPED=True),
         Build("decode_merge", decode_attention._merge, merge, {"DIM": 128, "DIM_BLOCK": 128} | sizes, 4, 128),
     ]

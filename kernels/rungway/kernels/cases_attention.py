@@ -85,7 +85,7 @@ def rope_kv(
         slots = torch.randperm(blocks * block_tokens, generator=generator)[:tokens]
         slots[2::3] = -1
         caches = random(2, kv_heads, blocks, block_tokens, dim, dtype=dtype, seed=7)
-        norms = random(2, dim, dtype=dtype, seed=8) if normed else None
+        norms = random(heads + kv_heads, dim, dtype=torch.float32, seed=8) if normed else None
         qkv = random(tokens, heads + 2 * kv_heads, dim, dtype=dtype, seed=9)
         return qkv, positions, _frequencies(dim), slots, caches[0], caches[1], norms, 1e-6
 

@@ -71,7 +71,8 @@ def rope_kv(
 
     `qkv` [tokens, heads + 2 * kv_heads, dim] holds queries, keys, values; `k_cache`, `v_cache`
     [kv_heads, blocks, block_tokens, dim]. `slots` [tokens] integers: block * block_tokens + place in the block; where
-    negative, nothing is written. `norms` [2, dim]: weights of an RMSNorm of each query and key head, before rotation.
+    negative, nothing is written. `norms` [heads + kv_heads, dim]: weights of an RMSNorm of each query and key head, before
+    rotation.
     Source: as in rope; norm of heads: Henry et al., arXiv 2010.04245.
     """
     kv_heads, _, block_tokens, _ = k_cache.shape
@@ -79,7 +80,7 @@ def rope_kv(
     if norms is not None:
         q, k = (
             part.float() * torch.rsqrt(part.float().square().mean(-1, keepdim=True) + eps) * weight.float()
-            for part, weight in zip((q, k), norms, strict=True)
+            for part, weight in zip((q, k), torch.split(norms, [q.shape[1], kv_heads]), strict=True)
         )
     q, k = (part.to(qkv.dtype) for part in rope(q.float(), k.float(), positions, frequencies))
     kept = slots >= 0

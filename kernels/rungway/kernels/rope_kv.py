@@ -47,7 +47,7 @@ def _rope_kv(
     turned = (head < heads + kv_heads)[:, None]
     if NORMED:
         scale = tl.rsqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / (2 * HALF) + eps)
-        weight_at = norms_ptr + (head >= heads).to(tl.int32)[:, None] * (2 * HALF) + pair[None, :]
+        weight_at = norms_ptr + head[:, None] * (2 * HALF) + pair[None, :]
         low = tl.load(weight_at, mask=turned & lanes, other=0.0).to(tl.float32)
         high = tl.load(weight_at + HALF, mask=turned & lanes, other=0.0).to(tl.float32)
         first = tl.where(turned, first * scale[:, None] * low, first)
@@ -97,6 +97,6 @@ def rope_kv(
             qkv, positions, frequencies, slots, qkv if norms is None else norms, q, k_cache, v_cache, eps, heads,
             kv_heads, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
             HALF=dim // 2, HALF_BLOCK=triton.next_power_of_2(dim // 2), HEADS_BLOCK=HEADS_BLOCK,
-            BLOCK_TOKENS=block_tokens, NORMED=norms is not None, num_warps=4,
+            BLOCK_TOKENS=block_tokens, NORMED=norms is not None, enable_fp_fusion=True, num_warps=4,
         )  # fmt: skip
     return q

@@ -31,7 +31,9 @@ class Unreachable(Exception):
 
 def find(url: str | None, key: str | None, config: Path, state: Path | None, *, name: str = "admin") -> Target | None:
     """`--url` and `--key` (or their variables) first, then ready.json in the state folder, whose key `name` is used
-    when none is given. None: no URL was given and no server runs on that state folder."""
+    when none is given. An empty one (a variable that is set to nothing) is none. None: no URL was given and no server runs
+    on that state folder."""
+    url, key = url or None, key or None
     ready: dict[str, Any] = {}
     if url is None or key is None:
         ready = _ready(state) if state is not None or url is None else {}

@@ -31,8 +31,8 @@ class Pace:
         """A replica says how fast it is now."""
         if stats.prefill_tokens_per_s > 0:
             self.prefill_rate = _learn(self.prefill_rate, stats.prefill_tokens_per_s, DEFAULT_PREFILL_TOKENS_PER_S)
-        if stats.decode_tokens_per_s > 0:
-            per_token = 1000.0 * max(1, stats.running) / stats.decode_tokens_per_s
+        if stats.decode_tokens_per_s > 0 and stats.running:  # the rate of an idle engine is that of some batch long ago
+            per_token = 1000.0 * stats.running / stats.decode_tokens_per_s
             self.decode_ms = _learn(self.decode_ms, per_token, DEFAULT_DECODE_MS_PER_TOKEN)
 
     def dispatched(self, tokens: int, band: int, now_ns: int, *, waiting: bool, waiting_in_band: bool) -> None:
@@ -62,10 +62,12 @@ class BlockSums:
 
     def moved(self, before: EngineStats | None, after: EngineStats | None) -> float:
         """A replica's report follows another (None = it was not there, or is gone); the share that is in use now."""
-        for stats, sign in ((before, -1), (after, 1)):
-            if stats is not None:
-                self._total += sign * stats.kv_blocks_total
-                self._free += sign * (stats.kv_blocks_free + stats.kv_blocks_cached)
+        if before is not None:
+            self._total -= before.kv_blocks_total
+            self._free -= before.kv_blocks_free + before.kv_blocks_cached
+        if after is not None:
+            self._total += after.kv_blocks_total
+            self._free += after.kv_blocks_free + after.kv_blocks_cached
         return 1.0 - self._free / self._total if self._total else 0.0
 
 

@@ -162,8 +162,11 @@ async def _ladder_set(service: ControllerService, args: Args, caller: Caller) ->
     cell, now = service.core.cell, _now()
     names = [rung.name for rung in cell.platform.ladder.rungs]
     wanted = args.get("rung")
-    rung = names.index(wanted) if wanted in names else _number(args, "rung", -1, 0, len(names) - 1)
-    if rung < 0:
+    if wanted in names:
+        rung = names.index(wanted)
+    elif str(wanted).isdecimal():
+        rung = _number(args, "rung", 0, 0, len(names) - 1)
+    else:
         raise RequestError(Code.INVALID_REQUEST, f"rung is one of {', '.join(names)}.", param="rung")
     ttl_s = _number(args, "ttl_s", 600, 1, int(OVERRIDE_S_MAX))
     changed = _scopes(service, args)

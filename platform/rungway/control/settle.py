@@ -17,8 +17,9 @@ from rungway.messages import AttemptAck, FinishAck
 from rungway.outcomes import Code, Outcome
 from rungway.types import AttemptEnd, Finish, LedgerRow
 
-# A tenant's breaker counts what its requests did to the engine; losing a replica or a client is not its fault.
-_BREAKER_FAILURES = frozenset({Outcome.ERROR})
+# A tenant's breaker counts what its requests did to the engine. A replica or a client that was lost, a gateway that stops,
+# and a request that asks for what cannot be are no failures.
+_BREAKER_FAILURES = frozenset({(Outcome.ERROR, Code.INTERNAL)})
 _BREAKER_SUCCESSES = frozenset({Outcome.COMPLETED, Outcome.LENGTH})
 
 
@@ -52,7 +53,7 @@ def _drop_unbegun(cell: Cell, flight: Flight, finish: Finish, now: Now) -> None:
 
 def _learn(flight: Flight, finish: Finish, now: Now) -> None:
     state = flight.state
-    if finish.outcome in _BREAKER_FAILURES:
+    if (finish.outcome, finish.code) in _BREAKER_FAILURES:
         state.breaker.record(False, now.mono_ns)
     elif finish.outcome in _BREAKER_SUCCESSES:
         state.breaker.record(True, now.mono_ns)
@@ -89,7 +90,8 @@ def attempt_ended(cell: Cell, replica_id: str, end: AttemptEnd, now: Now) -> Non
     pool.queue.charge(end.billing.tenant, flight.band, owed)
     if end.finish in ("stop", "length"):
         whole = sum(each.emitted for each in flight.attempts.values())
-        cell.predictor.observe(end.billing.tenant, flight.pool, whole // max(1, attempt.sequences))
+        if whole:  # a request that only scores its prompt says nothing of how long answers are
+            cell.predictor.observe(end.billing.tenant, flight.pool, whole // max(1, attempt.sequences))
         breaker = pool.breakers.get(replica_id)
         if breaker is not None:
             breaker.record(True, now.mono_ns)
@@ -209,6 +211,8 @@ def sweep(cell: Cell, now: Now) -> None:
     spec = cell.platform.controller
     for flight in list(cell.flights.values()):
         lost_ns = flight.gateway_lost_ns
+        if lost_ns is None and flight.finish is None and flight.entry is None:
+            continue  # it runs, and its gateway is there
         if lost_ns is not None and not flight.open_attempts():
             if now.mono_ns - lost_ns > spec.orphan_wait_s * NS_PER_S:
                 _abandon(cell, flight, now)

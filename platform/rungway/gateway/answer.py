@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
 
-from rungway.engine.protocol import TokenLogprob
+from rungway.engine.protocol import PromptToken, TokenLogprob
 from rungway.errors import RequestError
+from rungway.gateway.prompt_view import prompt_logprobs
 from rungway.gateway.tool_calls import call_id, finish_of, read_calls
 from rungway.outcomes import CODES
 from rungway.types import Grant, RateInfo, Refusal
@@ -28,7 +29,8 @@ Header = tuple[bytes, bytes]
 @dataclass(slots=True)
 class Facts:
     """What is known by now about an answer; its headers and its `rungway` object come from here. `served` is
-    `tier/version` (or `cache`, `template`), `degraded` a comma list of rung names or `none`."""
+    `tier/version` (or `cache`, `template`), `degraded` a comma list of rung names or `none`, `allow` the methods of a path
+    that was asked with another one."""
 
     request_id: str
     model: str | None = None
@@ -40,6 +42,7 @@ class Facts:
     rate: RateInfo | None = None
     retry_after_s: int | None = None
     replayed: bool = False
+    allow: str = ""
 
     def granted(self, grant: Grant) -> None:
         offer = grant.offer
@@ -66,7 +69,8 @@ class Choice:
 
 @dataclass(slots=True, frozen=True)
 class Stored:
-    """A whole answer, kept for an idempotent or a cached repeat. Token counts are of the run that made it."""
+    """A whole answer, kept for an idempotent or a cached repeat. Token counts are of the run that made it. `prompt`: with its
+    log-probabilities, where they are listed."""
 
     request_id: str
     created: int
@@ -75,11 +79,14 @@ class Stored:
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    prompt: list[PromptToken] | None = None
 
     @property
     def size(self) -> int:
         """Characters of text and, by a rough weight, of logprobs."""
-        return sum(len(choice.text) + 64 * len(choice.logprobs or ()) for choice in self.choices)
+        listed = sum(1 + len(token.top) for token in self.prompt or ())
+        said = sum(len(choice.text) + 64 * len(choice.logprobs or ()) for choice in self.choices)
+        return said + 64 * listed
 
 
 def headers(facts: Facts, first: Header) -> list[Header]:
@@ -97,6 +104,8 @@ def headers(facts: Facts, first: Header) -> list[Header]:
         _add_rate(known, facts.rate)
     if facts.retry_after_s is not None:
         known.append((b"retry-after", b"%d" % max(1, facts.retry_after_s)))
+    if facts.allow:
+        known.append((b"allow", facts.allow.encode()))
     if facts.replayed:
         known.append((b"x-rungway-idempotent-replay", b"true"))
     return known
@@ -158,20 +167,28 @@ def response_id(request_id: str, chat: bool) -> str:
     return ("chatcmpl-" if chat else "cmpl-") + request_id.removeprefix("req_")
 
 
-def body(facts: Facts, stored: Stored, chat: bool, calling: bool = False) -> bytes:
-    """A whole OpenAI answer: `chat.completion` or `text_completion`. `calling`: the texts may hold tool calls."""
-    choice = _chat_choice if chat else _text_choice
+def body(facts: Facts, stored: Stored, chat: bool, calling: bool = False, listed: int | None = None) -> bytes:
+    """A whole OpenAI answer: `chat.completion` or `text_completion`. `calling`: the texts may hold tool calls. `listed`:
+    alternatives in `prompt_logprobs`, which chats have once and completions in every choice."""
+    prompt = "" if listed is None or stored.prompt is None else prompt_member(stored.prompt, listed)
     if calling:
         choices = ",".join([_calling_choice(facts.request_id, i, one) for i, one in enumerate(stored.choices)])
+    elif chat:
+        choices = ",".join([_chat_choice(i, one) for i, one in enumerate(stored.choices)])
     else:
-        choices = ",".join([choice(i, one) for i, one in enumerate(stored.choices)])
+        choices = ",".join([_text_choice(i, one, prompt) for i, one in enumerate(stored.choices)])
     kind = "chat.completion" if chat else "text_completion"
     usage = usage_object(stored.prompt_tokens, stored.cached_tokens, stored.output_tokens)
     return (
         f'{{"id":"{response_id(facts.request_id, chat)}","object":"{kind}","created":{stored.created},'
-        f'"model":{escape(facts.model or "")},"choices":[{choices}],"usage":{usage},'
+        f'"model":{escape(facts.model or "")},"choices":[{choices}],"usage":{usage}{prompt if chat else ""},'
         f'"rungway":{rungway_object(facts)}}}'
     ).encode("ascii")
+
+
+def prompt_member(tokens: list[PromptToken], tops: int) -> str:
+    """The member of an object behind others."""
+    return f',"prompt_logprobs":{prompt_logprobs(tokens, tops)}'
 
 
 def _chat_choice(index: int, choice: Choice) -> str:
@@ -183,7 +200,7 @@ def _chat_choice(index: int, choice: Choice) -> str:
 
 
 def _calling_choice(request_id: str, index: int, choice: Choice) -> str:
-    content, calls = read_calls(choice.text)
+    content, calls, cut = read_calls(choice.text)
     if not calls:
         return _chat_choice(index, choice)
     listed = [
@@ -198,20 +215,20 @@ def _calling_choice(request_id: str, index: int, choice: Choice) -> str:
     return (
         f'{{"index":{index},"message":{{"role":"assistant","content":{escape(content) if content else "null"},"refusal":null,'
         f'"tool_calls":{json.dumps(listed, separators=(",", ":"))}}},'
-        f'"logprobs":{logprobs},"finish_reason":"{finish_of(choice.finish, len(calls))}"}}'
+        f'"logprobs":{logprobs},"finish_reason":"{finish_of(choice.finish, len(calls), cut)}"}}'
     )
 
 
-def _text_choice(index: int, choice: Choice) -> str:
+def _text_choice(index: int, choice: Choice, prompt: str) -> str:
     logprobs = "null" if choice.logprobs is None else text_logprobs(choice.logprobs, 0)
-    return f'{{"index":{index},"text":{escape(choice.text)},"logprobs":{logprobs},"finish_reason":"{choice.finish}"}}'
+    return f'{{"index":{index},"text":{escape(choice.text)},"logprobs":{logprobs},"finish_reason":"{choice.finish}"{prompt}}}'
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob]) -> str:
     """The chat shape: one object per token. Minus infinity, which JSON cannot say, becomes `LOGPROB_MIN`."""
 
-    def entry(text: str, data: bytes, logprob: float) -> dict[str, object]:
-        return {"token": text, "logprob": max(logprob, LOGPROB_MIN), "bytes": list(data)}
+    def entry(text: str, data: bytes, logprob: float | None) -> dict[str, object]:
+        return {"token": text, "logprob": _shown(logprob), "bytes": list(data)}
 
     content = [
         entry(one.token, one.data, one.logprob) | {"top_logprobs": [entry(*alternative) for alternative in one.top]}
@@ -221,18 +238,26 @@ def chat_logprobs(tokens: Sequence[TokenLogprob]) -> str:
 
 
 def text_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> str:
-    """The completions shape: parallel lists. `offset` = characters of text before the first token."""
+    """The completions shape: parallel lists. `offset` = characters of text before the first token. Of an echoed prompt the
+    first token has null, for nothing precedes it."""
     offsets: list[int] = []
     for one in tokens:
         offsets.append(offset)
         offset += len(one.token)
     shape = {
         "tokens": [one.token for one in tokens],
-        "token_logprobs": [max(one.logprob, LOGPROB_MIN) for one in tokens],
-        "top_logprobs": [{text: max(value, LOGPROB_MIN) for text, _, value in one.top} for one in tokens],
+        "token_logprobs": [_shown(one.logprob) for one in tokens],
+        "top_logprobs": [
+            None if one.logprob is None else {text: max(value, LOGPROB_MIN) for text, _, value in one.top}
+            for one in tokens
+        ],
         "text_offset": offsets,
     }
     return json.dumps(shape, separators=(",", ":"))
+
+
+def _shown(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, LOGPROB_MIN)
 
 
 def error_body(error: RequestError) -> bytes:

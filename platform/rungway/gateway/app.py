@@ -79,7 +79,12 @@ def create_app(gateway: Gateway, mounts: Mapping[str, App] | None = None) -> App
 async def _route(call: Call) -> None:
     """Everything that is not inference. Errors become the API's error body."""
     try:
-        handler, rest = _find(call.scope["path"], call.scope["method"])
+        methods, rest = _find(call.scope["path"])
+        method = "GET" if call.scope["method"] == "HEAD" else call.scope["method"]  # the server drops a HEAD's body
+        handler = methods.get(method)
+        if handler is None:
+            call.facts.allow = ", ".join(sorted(methods) + ["HEAD"] * ("GET" in methods))
+            raise RequestError(Code.METHOD_NOT_ALLOWED, f"this path takes {call.facts.allow}")
         await handler(call, rest)
     except RequestError as error:
         call.count_refused(error)
@@ -88,7 +93,8 @@ async def _route(call: Call) -> None:
         return
 
 
-def _find(path: str, method: str) -> tuple[Handler, str]:
+def _find(path: str) -> tuple[dict[str, Handler], str]:
+    """What the path takes by method, and the part of the path that its handlers want."""
     methods, rest = ROUTES.get(path), path.rpartition("/")[2]
     if methods is None and path in INFERENCE:
         methods = {"POST": routes.not_available}
@@ -98,10 +104,7 @@ def _find(path: str, method: str) -> tuple[Handler, str]:
                 methods, rest = found, path[len(prefix) :]
     if methods is None:
         raise RequestError(Code.NOT_FOUND, "there is no such path")
-    handler = methods.get(method)
-    if handler is None:
-        raise RequestError(Code.METHOD_NOT_ALLOWED, f"this path takes {', '.join(sorted(methods))}")
-    return handler, rest
+    return methods, rest
 
 
 async def _guarded(call: Call, handle: Callable[[Call], Awaitable[None]]) -> None:

@@ -24,6 +24,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 ID_RANDOM_BYTES = 6
 BODY_WAIT_S = 60.0
 """How long a client may take to send its body."""
+_ONCE = (b"authorization", b"content-type", b"content-encoding", b"idempotency-key")
 
 
 class ClientGone(RungwayError):
@@ -66,7 +67,9 @@ class Call:
         self.tenant = "unknown"
 
     def identify(self, catalogue: Catalogue) -> Caller:
-        """Who asks. Raises RequestError 401."""
+        """Who asks. Raises RequestError: 401, and 400 for a header of which nobody could say which of two holds."""
+        if len(self.headers) != len(self.scope["headers"]):
+            _refuse_twice(self.scope["headers"])
         caller = catalogue.keys.identify(self.headers.get(b"authorization"), self.received_wall_ns)
         self.tenant = caller.tenant.name
         return caller
@@ -81,6 +84,8 @@ class Call:
         kind = self.headers.get(b"content-type")
         if kind is not None and kind.partition(b";")[0].strip().lower() != b"application/json":
             raise RequestError(Code.UNSUPPORTED_MEDIA_TYPE, "the content type must be application/json")
+        if self.headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+            raise RequestError(Code.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not supported")
         declared = self.headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > bytes_max:
             raise _too_large(bytes_max)
@@ -130,6 +135,16 @@ def request_id(wall_ns: int) -> str:
     """A new id: the time in milliseconds, then chance. Ids that grow with time are appended to the ledger's indexes,
     where random ones would dirty a page each."""
     return f"req_{wall_ns // NS_PER_MS:012x}{os.urandom(ID_RANDOM_BYTES).hex()}"
+
+
+def _refuse_twice(headers: list[tuple[bytes, bytes]]) -> None:
+    """Two keys in one request could be read as one tenant by a proxy in front and as another one here."""
+    seen: set[bytes] = set()
+    for name, _ in headers:
+        if name in seen and (name in _ONCE or name.startswith(b"x-rungway-")):
+            shown = name.decode("latin-1")
+            raise RequestError(Code.INVALID_REQUEST, f"the header '{shown}' is given more than once", param=shown)
+        seen.add(name)
 
 
 def _too_large(bytes_max: int) -> RequestError:

@@ -43,7 +43,7 @@ def conforms(constraint: Constraint, text: str) -> bool:
 
 
 def _calls_fit(tools: Tools, text: str) -> bool:
-    content, calls = read_calls(text)
+    content, calls, _ = read_calls(text)
     if not calls:
         return not tools.must and (tools.answer is None or _fits(content, tools.answer))
     schemas = {tool.name: tool.parameters for tool in tools.tools}

@@ -22,10 +22,9 @@ from rungway.gateway.directives import read_directives
 from rungway.gateway.identify import Caller
 from rungway.gateway.inputs import Given, Inputs, check_ids, measure_inputs
 from rungway.gateway.prompts import Lexer
-from rungway.gateway.read import Reading, plan_of
+from rungway.gateway.read import Reading, ask_of, plan_of
 from rungway.gateway.schema import EmbeddingBody, bad, decode_embedding
 from rungway.policies.features import features
-from rungway.types import Ask
 
 FORMATS = ("float", "base64")
 
@@ -46,26 +45,9 @@ async def read_embedding(call: Call, caller: Caller, catalogue: Catalogue) -> Re
     ids = [one for one in given if isinstance(one, list)]
     check_ids(ids, lexer)
     inputs = Inputs(given, _cut(body, plan, lexer, catalogue))
-    ask = Ask(
-        request_id=call.id,
-        gateway_id=call.gateway.gateway_id,
-        tenant=caller.tenant.name,
-        key_id=caller.key.id,
-        tenant_class=directives.tenant_class,
-        model=plan.model,
-        tiers=plan.tiers,
-        prompt_tokens=await measure_inputs(inputs, plan, call.gateway.tokenizers, catalogue),
-        trimmed_tokens={},
-        output_bound=0,
-        received_wall_ns=call.received_wall_ns,
-        endpoint=call.endpoint,
-        risk=directives.risk,
-        action=directives.action,
-        deadline_ms=directives.deadline_ms,
-        session=directives.session,
-        features=features("", turns=1, max_tokens=0),
-        kind=TierKind.EMBEDDING,
-    )
+    lengths = await measure_inputs(inputs, plan, call.gateway.tokenizers, catalogue)
+    ask = ask_of(call, caller, plan, directives, lengths, 0, features("", turns=1, max_tokens=0))
+    ask = msgspec.structs.replace(ask, kind=TierKind.EMBEDDING)
     return Reading(
         body=body,
         ask=ask,

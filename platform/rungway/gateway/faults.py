@@ -30,6 +30,7 @@ class Broken(StrEnum):
     ERROR = "error"
     EVICTED = "evicted"
     CONSTRAINT = "constraint"  # the engine cannot enforce it, or not to the end
+    REFUSED = "refused"  # the engine finds the request impossible
 
 
 FAULTS: dict[Fault, Meaning] = {
@@ -46,7 +47,8 @@ BROKEN: dict[Broken, Meaning] = {
     Broken.TIMEOUT: (Outcome.TIMEOUT, Code.TIMEOUT, "the engine did not answer in time", None),
     Broken.ERROR: (Outcome.ERROR, Code.INTERNAL, "the engine failed", None),
     Broken.EVICTED: (Outcome.EVICTED, Code.EVICTED, "the request gave way to more urgent work", 1),
-    Broken.CONSTRAINT: (Outcome.ERROR, Code.INVALID_SCHEMA, "the model cannot answer under this constraint", None),
+    Broken.CONSTRAINT: (Outcome.ERROR, Code.INVALID_SCHEMA, "the request leaves no token that may come next", None),
+    Broken.REFUSED: (Outcome.ERROR, Code.INTERNAL, "the engine cannot run this request", None),
 }
 ERRORS = {
     "draining": Broken.REPLICA_LOST,
@@ -55,6 +57,7 @@ ERRORS = {
     "evicted": Broken.EVICTED,
     "invalid_schema": Broken.CONSTRAINT,
     "dead_end": Broken.CONSTRAINT,
+    "refused": Broken.REFUSED,
 }
 """By what stands before the colon in an engine's error."""
-FINAL = frozenset({Broken.CONSTRAINT})  # another try would end the same way
+FINAL = frozenset({Broken.CONSTRAINT, Broken.REFUSED})  # another try would end the same way; no replica is to blame

@@ -62,7 +62,7 @@ class Flight:
         self._inbox: list[Delta | Broken] = []
         self._waiter: asyncio.Future[None] | None = None
         self._granted: Grant | None = None
-        self._refusal: Refusal | None = None
+        self.refusal: Refusal | None = None
         self._broken: Broken | None = None
         self._over = True  # no attempt is running, as far as is known
         self._tries = 0
@@ -81,7 +81,7 @@ class Flight:
         if refusal.code == Code.CANCELLED and self.grant is not None:
             self.on_fault(Fault.CANCELLED, monotonic_ns())
         elif self.state in (State.WAITING, State.RETRYING):
-            self._refusal = refusal
+            self.refusal = refusal
             self._wake()
 
     def on_delta(self, delta: Delta, now_ns: int) -> None:
@@ -142,8 +142,8 @@ class Flight:
         while True:
             if self.fault is not None:
                 raise self._failed(FAULTS[self.fault])
-            if self._refusal is not None:
-                raise self._refused(self._refusal)
+            if self.refusal is not None:
+                raise self._refused(self.refusal)
             if self._granted is not None:
                 grant, self._granted = self._granted, None
                 return grant
@@ -167,7 +167,7 @@ class Flight:
         anew = self.ask.kind is TierKind.EMBEDDING
         resume = self.progress.open(grant.attempt, self.reading.sequences(grant.offer), anew=anew)
         first = self.first_grant or grant
-        message = start_message(self.reading, grant, lexer, first.offer.max_tokens, resume)
+        message = start_message(self.reading, grant, lexer, first.offer.max_tokens, resume, self.progress.scored)
         if not self._port.start_work(grant.replica_id, message):
             self.on_replica_lost()
 
@@ -203,7 +203,7 @@ class Flight:
         """What the controller has to be told; None where it ended the request itself."""
         assert self.state is State.ENDED, "settled before its end"
         if self.grant is None:
-            return Withdraw(self.ask.request_id, self.outcome) if self._refusal is None else None
+            return Withdraw(self.ask.request_id, self.outcome) if self.refusal is None else None
         finish = self.progress.finish(self.ask.request_id, self.outcome, self.code, now_ns, cache)
         return Finished(finish)
 
@@ -276,17 +276,14 @@ class Flight:
         self.end(outcome, code)
         if self.fault is Fault.CLIENT_GONE:
             return ClientGone()
-        return RequestError(code, message, retry_after_s=retry_after_s)
+        param = self.reading.demand.param or None if code is Code.INVALID_SCHEMA else None
+        return RequestError(code, message, param=param, retry_after_s=retry_after_s)
 
     def _refused(self, refusal: Refusal) -> RequestError:
         code = Code(refusal.code)
         outcome = BROKEN[self._broken][0] if self._broken is not None else Outcome.REFUSED
         self.end(outcome, code)
         return RequestError(code, refusal.message, retry_after_s=refusal.retry_after_s)
-
-    @property
-    def refusal(self) -> Refusal | None:
-        return self._refusal
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -18,6 +18,7 @@ class Progress:
         self.emitted: list[list[int]] = []
         self.usage = EngineUsage(0, 0, 0)
         self.attempts = 0
+        self.scored = False  # the client has or gets the prompt's log-probabilities
         self.first_ns = self.last_ns = 0
         self._received_ns = received_ns
         self._attempt = 0
@@ -77,6 +78,7 @@ class Progress:
             if not delta.token_ids:
                 return None, broken
             delta = msgspec.structs.replace(delta, finish=None)  # its tokens are good, only its end is not
+        self.scored = self.scored or delta.prompt_logprobs is not None
         index = self._indices[delta.index]
         self.emitted[index] += delta.token_ids
         if delta.finish is not None:

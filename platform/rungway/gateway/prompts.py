@@ -209,9 +209,15 @@ async def measure(prompt: Prompt, plan: Plan, tokenizers: Tokenizers, catalogue:
     lexers = {tier: tokenizers.of_tier(catalogue, tier) for tier in plan.candidates}
     limit = catalogue.ladder.context_limit_tokens
 
+    roomiest = max(plan.candidates, key=lambda tier: catalogue.context_max[tier])
+    if prompt.turns > catalogue.context_max[roomiest]:
+        # A turn has a token at least. Rendering tens of thousands of them only to refuse them takes seconds.
+        raise _too_long(prompt, plan, f"at least {prompt.turns}", catalogue.context_max[roomiest])
+
     def work() -> Lengths:
         whole = {tier: max(prompt.whole(lexer).tokens for lexer in several) for tier, several in lexers.items()}
-        if not plan.may_trim or prompt.turns < 2 or all(tokens <= limit for tokens in whole.values()):
+        fits = any(tokens < catalogue.context_max[tier] for tier, tokens in whole.items())
+        if not (fits and plan.may_trim and prompt.turns > 1 and any(tokens > limit for tokens in whole.values())):
             return Lengths(whole, whole)
         cut = {tier: max(prompt.trimmed(lexer, limit).tokens for lexer in several) for tier, several in lexers.items()}
         return Lengths(whole, cut)
@@ -223,14 +229,16 @@ async def measure(prompt: Prompt, plan: Plan, tokenizers: Tokenizers, catalogue:
             Code.INVALID_REQUEST, f"the model takes no such messages: {error}", param="messages"
         ) from None
     if all(lengths.whole[tier] >= catalogue.context_max[tier] for tier in plan.candidates):
-        roomiest = max(plan.candidates, key=lambda tier: catalogue.context_max[tier])
-        raise RequestError(
-            Code.CONTEXT_LENGTH_EXCEEDED,
-            f"the prompt has {lengths.whole[roomiest]} tokens, but model '{plan.model}' takes at most "
-            f"{catalogue.context_max[roomiest]} tokens of prompt and answer together",
-            param="messages" if prompt.messages is not None else "prompt",
-        )
+        raise _too_long(prompt, plan, str(lengths.whole[roomiest]), catalogue.context_max[roomiest])
     return lengths
+
+
+def _too_long(prompt: Prompt, plan: Plan, tokens: str, most: int) -> RequestError:
+    return RequestError(
+        Code.CONTEXT_LENGTH_EXCEEDED,
+        f"the prompt has {tokens} tokens, but model '{plan.model}' takes at most {most} tokens of prompt and answer together",
+        param="messages" if prompt.messages is not None else "prompt",
+    )
 
 
 def _cuts(messages: list[dict[str, Any]]) -> list[int]:

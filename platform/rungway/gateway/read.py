@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from rungway.contracts import Tenant, TierKind
 from rungway.engine.protocol import Sampling
 from rungway.errors import RequestError
@@ -18,6 +20,7 @@ from rungway.gateway.directives import Directives, read_directives
 from rungway.gateway.identify import Caller
 from rungway.gateway.inputs import Inputs
 from rungway.gateway.prefixes import prefix_keys
+from rungway.gateway.prompt_view import HIDDEN, View, view_of
 from rungway.gateway.prompts import Prompt, measure
 from rungway.gateway.sampling import TOKENS_MAX, check_bias, named_ids, sampling_of, within
 from rungway.gateway.schema import ChatBody, CompletionBody, EmbeddingBody, bad, decode_chat, decode_completion, shown
@@ -44,6 +47,7 @@ class Reading:
     chat: bool
     stream: bool
     include_usage: bool
+    view: View = HIDDEN
 
     @property
     def answers(self) -> int:
@@ -69,37 +73,28 @@ async def read(call: Call, caller: Caller, catalogue: Catalogue) -> Reading:
     bound = _output_bound(body)
     n, best_of = _samples(body, stream)
     demand = demand_of(body)
-    sampling = sampling_of(body, bound, demand)
     prompt = chat_prompt(body.messages, demand.tools) if isinstance(body, ChatBody) else _completion_prompt(body)
+    view = view_of(body, prompt, catalogue.gateway)
+    sampling = sampling_of(body, bound, demand, view.wanted)
     tokenizers = call.gateway.tokenizers
     plan = _understood(plan, prompt, sampling, call, catalogue)
     await call.gateway.checks.check(demand, catalogue.gateway)
     lengths = await measure(prompt, plan, tokenizers, catalogue)
-    keys, key_tokens = prefix_keys(prompt, plan, tokenizers, catalogue, caller.tenant.name)
-    ask = Ask(
-        request_id=call.id,
-        gateway_id=call.gateway.gateway_id,
-        tenant=caller.tenant.name,
-        key_id=caller.key.id,
-        tenant_class=directives.tenant_class,
-        model=plan.model,
-        tiers=plan.tiers,
-        prompt_tokens=lengths.whole,
-        trimmed_tokens=lengths.trimmed,
-        output_bound=bound,
-        received_wall_ns=call.received_wall_ns,
-        endpoint=call.endpoint,
+    view.check(max(lengths.whole.values()), catalogue.gateway.prompt_logprobs_values_max)
+    keys: dict[str, tuple[int, ...]] = {}
+    key_tokens: dict[str, int] = {}
+    if view.wanted is None:  # else every token is computed, whatever is cached
+        keys, key_tokens = prefix_keys(prompt, plan, tokenizers, catalogue, caller.tenant.name)
+    seen = features(prompt.written, turns=prompt.turns, max_tokens=bound)
+    ask = msgspec.structs.replace(
+        ask_of(call, caller, plan, directives, lengths.whole, bound, seen),
+        trimmed_tokens=lengths.trimmed if view.wanted is None else lengths.whole,
         stream=stream,
-        risk=directives.risk,
-        action=directives.action,
         n=n,
         best_of=best_of,
-        deadline_ms=directives.deadline_ms,
-        session=directives.session,
-        constrained=demand.constraint is not None,
+        constrained=demand.constraint is not None or view.shows,
         prefix_keys=keys,
         key_tokens=key_tokens,
-        features=features(prompt.written, turns=prompt.turns, max_tokens=bound),
     )
     return Reading(
         body=body,
@@ -113,6 +108,38 @@ async def read(call: Call, caller: Caller, catalogue: Catalogue) -> Reading:
         chat=chat,
         stream=stream,
         include_usage=include_usage,
+        view=view,
+    )
+
+
+def ask_of(
+    call: Call,
+    caller: Caller,
+    plan: Plan,
+    directives: Directives,
+    prompt_tokens: dict[str, int],
+    bound: int | None,
+    seen: tuple[float, ...],
+) -> Ask:
+    """What requests of every kind say of themselves; `bound` = most output tokens, `seen` = the router's features."""
+    return Ask(
+        request_id=call.id,
+        gateway_id=call.gateway.gateway_id,
+        tenant=caller.tenant.name,
+        key_id=caller.key.id,
+        tenant_class=directives.tenant_class,
+        model=plan.model,
+        tiers=plan.tiers,
+        prompt_tokens=prompt_tokens,
+        trimmed_tokens={},
+        output_bound=bound,
+        received_wall_ns=call.received_wall_ns,
+        endpoint=call.endpoint,
+        risk=directives.risk,
+        action=directives.action,
+        deadline_ms=directives.deadline_ms,
+        session=directives.session,
+        features=seen,
     )
 
 
@@ -157,8 +184,10 @@ def _output_bound(body: ChatBody | CompletionBody) -> int | None:
         bound, name = body.max_completion_tokens, "max_completion_tokens"
     if bound is None:
         return None
-    if bound < 1:
-        raise bad(name, f"'{name}' must be at least 1")
+    least = 0 if isinstance(body, CompletionBody) and body.echo else 1
+    if bound < least:
+        hint = "" if isinstance(body, ChatBody) or bound else ", or 0 with 'echo': true"
+        raise bad(name, f"'{name}' must be at least {least}{hint}")
     return min(bound, TOKENS_MAX)
 
 

@@ -125,7 +125,10 @@ async def admin_ladder(call: Call, _: str) -> None:
     """POST sets an override ({"pool", "tenant_class", "rung", "ttl_s", "why"}); {"clear": true} or DELETE ends it."""
     caller = _admin(call)
     given = await _command(call)
-    clear = call.scope["method"] == "DELETE" or bool(given.pop("clear", False))
+    asked = given.pop("clear", False)
+    if not isinstance(asked, bool):
+        raise bad("clear", "'clear' must be true or false")
+    clear = asked or call.scope["method"] == "DELETE"
     for name in given:
         if name not in _LADDER_FIELDS:
             raise bad(shown(name), f"unknown field '{shown(name)}'")

@@ -32,9 +32,11 @@ _NOT_WITH_BEAMS = (
 )
 
 
-def sampling_of(body: ChatBody | CompletionBody, bound: int | None, demand: Demand) -> Sampling:
+def sampling_of(
+    body: ChatBody | CompletionBody, bound: int | None, demand: Demand, prompt_logprobs: int | None
+) -> Sampling:
     """`max_tokens` here is the client's bound; the grant's own bound replaces it. `bad_words` wait for the tokenizer of the
-    version that is granted. Raises RequestError."""
+    version that is granted. `prompt_logprobs`: what the view of the prompt wants. Raises RequestError."""
     if body.seed is not None and body.seed.bit_length() > SEED_BITS:
         raise bad("seed", "'seed' must fit into 64 bits")
     if body.top_p is not None and not 0 < body.top_p <= 1:
@@ -66,6 +68,7 @@ def sampling_of(body: ChatBody | CompletionBody, bound: int | None, demand: Dema
         skip_special_tokens=body.skip_special_tokens is not False,
         use_beam_search=bool(body.use_beam_search),
         length_penalty=_ranged("length_penalty", body.length_penalty, 1.0, -LENGTH_PENALTY_MAX, LENGTH_PENALTY_MAX),
+        prompt_logprobs=prompt_logprobs,
     )
 
 
@@ -170,8 +173,6 @@ def _check_beams(body: ChatBody | CompletionBody, demand: Demand) -> None:
 
 def _logprobs(body: ChatBody | CompletionBody) -> int | None:
     if isinstance(body, CompletionBody):
-        if body.echo:
-            raise bad("echo", "'echo' is not supported in this version")
         return None if body.logprobs is None else within("logprobs", body.logprobs, 0, TOP_LOGPROBS_COMPLETION_MAX)
     if body.top_logprobs is not None:
         if not body.logprobs:

@@ -73,6 +73,7 @@ class Options(Struct, kw_only=True, forbid_unknown_fields=True):
     skip_special_tokens: bool | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
+    prompt_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     # harmless: no effect on the answer, never stored, never a label
@@ -150,6 +151,8 @@ _COMPLETION = msgspec.json.Decoder(CompletionBody)
 _EMBEDDING = msgspec.json.Decoder(EmbeddingBody)
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _FIELD = re.compile(r"(?:unknown|missing required) field `(?P<field>[^`]*)`")
+_MALFORMED = re.compile(r"^(JSON is malformed: |Input data was )")
+_HALF_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 _SHOWN_MAX = 64
 
 
@@ -193,9 +196,10 @@ def _explain(error: Exception, body: bytes) -> RequestError:
         return bad(None, "the body is empty; a JSON object is needed")
     if isinstance(error, RecursionError):
         return bad(None, "the body is nested too deeply")
-    if not isinstance(error, msgspec.ValidationError):
-        return bad(None, "the body is not valid JSON")
     text = str(error)
+    if not isinstance(error, msgspec.ValidationError):
+        why = "half of a surrogate pair" if _HALF_PAIR.search(body) else _MALFORMED.sub("", text)
+        return bad(None, f"the body is not valid JSON: {why}")
     found = _PATH.search(text)
     path = found["path"] if found else ""
     reason = text[: found.start()] if found else text

@@ -101,8 +101,9 @@ class Serving:
         if reading.sampling.stop:
             return True
         good = True
+        echoed = 0 if self._answering is None else self._answering.echoed
         for choice in stored.choices:
-            if choice.finish == "stop" and not await asyncio.to_thread(conforms, constraint, choice.text):
+            if choice.finish == "stop" and not await asyncio.to_thread(conforms, constraint, choice.text[echoed:]):
                 good = False
                 _log.error("%s: an answer does not fit its %s", self._call.id, constraint.kind)
                 self._call.gateway.count("structured_output_failures_total", (reading.tenant.name,))

@@ -5,13 +5,14 @@ Only the text of a delta is encoded anew; everything around it is the same bytes
 
 from __future__ import annotations
 
-from rungway.engine.protocol import Delta, TokenLogprob
+from rungway.engine.protocol import Delta, PromptToken, TokenLogprob
 from rungway.errors import RequestError
 from rungway.gateway.answer import (
     Facts,
     chat_logprobs,
     error_body,
     escape,
+    prompt_member,
     response_id,
     rungway_object,
     text_logprobs,
@@ -25,9 +26,10 @@ _OPEN = ',"logprobs":null,"finish_reason":null}]}\n\n'
 class Frames:
     """Frames of one answer. The first one carries the `rungway` object, the first of each sequence the role (chat)."""
 
-    __slots__ = ("_base", "_chat", "_facts", "_heads", "_offsets", "_tail", "_unsaid")
+    __slots__ = ("_base", "_chat", "_facts", "_heads", "_listed", "_offsets", "_prompt", "_tail", "_unsaid")
 
-    def __init__(self, facts: Facts, created: int, chat: bool) -> None:
+    def __init__(self, facts: Facts, created: int, chat: bool, listed: int | None = None) -> None:
+        """`listed`: alternatives in `prompt_logprobs`, None = there is none."""
         kind = "chat.completion.chunk" if chat else "text_completion"
         self._facts = facts
         self._chat = chat
@@ -39,9 +41,13 @@ class Frames:
         self._tail = "}" + _OPEN if chat else _OPEN
         self._offsets: dict[int, int] = {}
         self._unsaid = True
+        self._listed = listed
+        self._prompt = ""  # the member for the next frame
 
     def frame(self, delta: Delta) -> str:
         """The frame of one delta, or "" when it has nothing for the client (its text is still held back)."""
+        if delta.prompt_logprobs is not None:
+            self.take_prompt(delta.prompt_logprobs)
         head = self._heads.get(delta.index)
         if head is not None and delta.finish is None and delta.logprobs is None:
             return head + escape(delta.text) + self._tail if delta.text else ""
@@ -49,9 +55,16 @@ class Frames:
             return ""
         return self._long(delta, head is None)
 
+    def take_prompt(self, tokens: list[PromptToken]) -> None:
+        """The next frame lists the prompt's log-probabilities: that of a chat itself, that of a completion in its choice."""
+        if self._listed is not None:
+            self._prompt = prompt_member(tokens, self._listed)
+
     def wrap(self, choice: str) -> str:
         """One choice as a frame; the first of the answer says where it comes from."""
         base = self._base
+        if self._chat and self._prompt:
+            base, self._prompt = base + self._prompt, ""
         if self._unsaid:
             self._unsaid = False
             base += f',"rungway":{rungway_object(self._facts)}'
@@ -76,7 +89,10 @@ class Frames:
             said = f'"delta":{{"role":"assistant","content":{escape(delta.text)}}}'
         else:
             said = f'"delta":{{"content":{escape(delta.text)}}}' if delta.text else '"delta":{}'
-        return self.wrap(f'{{"index":{index},{said},"logprobs":{logprobs},"finish_reason":{finish}}}')
+        prompt = ""
+        if not self._chat:
+            prompt, self._prompt = self._prompt, ""
+        return self.wrap(f'{{"index":{index},{said},"logprobs":{logprobs},"finish_reason":{finish}{prompt}}}')
 
     def _logprobs(self, index: int, tokens: list[TokenLogprob]) -> str:
         if self._chat:

@@ -48,7 +48,7 @@ class _At(Enum):
 
 
 class Reader:
-    """One sequence. `push` pieces, then `end` once; `count` = calls that began."""
+    """One sequence. `push` pieces, then `end` once; `count` = calls that began, `cut` = the last one has not ended."""
 
     __slots__ = ("_at", "_depth", "_escaped", "_held", "_quoted", "count")
 
@@ -58,6 +58,10 @@ class Reader:
         self._held = ""
         self._depth = 0
         self._quoted = self._escaped = False
+
+    @property
+    def cut(self) -> bool:
+        return self._at is _At.ARGUMENTS
 
     def push(self, text: str) -> list[Event]:
         """What is certain by now; neighbours of one kind are joined."""
@@ -191,8 +195,15 @@ class Call(NamedTuple):
     arguments: str
 
 
-def read_calls(text: str) -> tuple[str, list[Call]]:
-    """Content and calls of a whole answer."""
+class Calls(NamedTuple):
+    """A whole answer; `cut` as a Reader's."""
+
+    content: str
+    calls: list[Call]
+    cut: bool
+
+
+def read_calls(text: str) -> Calls:
     reader = Reader()
     content, calls = "", list[Call]()
     for event in reader.push(text) + reader.end():
@@ -203,7 +214,7 @@ def read_calls(text: str) -> tuple[str, list[Call]]:
                 calls.append(Call(event.name, ""))
             case Argued():
                 calls[event.call] = Call(calls[event.call].name, calls[event.call].arguments + event.text)
-    return content, calls
+    return Calls(content, calls, reader.cut)
 
 
 def call_id(request_id: str, choice: int, index: int) -> str:
@@ -212,6 +223,7 @@ def call_id(request_id: str, choice: int, index: int) -> str:
     return "call_" + hashlib.blake2b(key, digest_size=12).hexdigest()
 
 
-def finish_of(finish: str, calls: int) -> str:
-    """The client's finish reason: an answer that ends with calls by itself is one of tool calls."""
-    return "tool_calls" if calls and finish == "stop" else finish
+def finish_of(finish: str, calls: int, cut: bool) -> str:
+    """The client's finish reason: an answer that ends with calls by itself is one of tool calls. One that the client's own
+    stop string `cut` in the middle of a call is not: nobody should run that call."""
+    return "tool_calls" if calls and finish == "stop" and not cut else finish

@@ -17,14 +17,16 @@ class CallFrames(Frames):
 
     __slots__ = ("_began", "_readers", "_request_id")
 
-    def __init__(self, facts: Facts, created: int) -> None:
-        super().__init__(facts, created, chat=True)
+    def __init__(self, facts: Facts, created: int, listed: int | None = None) -> None:
+        super().__init__(facts, created, True, listed)
         self._request_id = facts.request_id
         self._readers: dict[int, Reader] = {}
         self._began: set[int] = set()
 
     def frame(self, delta: Delta) -> str:
         """The frames of one delta, or "" when it has nothing for the client yet."""
+        if delta.prompt_logprobs is not None:
+            self.take_prompt(delta.prompt_logprobs)
         index = delta.index
         reader = self._readers.get(index)
         if reader is None:
@@ -40,7 +42,7 @@ class CallFrames(Frames):
             logprobs[0] = chat_logprobs(delta.logprobs)
         frames = [self._choice(index, part, value, "null") for part, value in zip(said, logprobs, strict=True)]
         if delta.finish is not None:
-            frames.append(self._choice(index, "", "null", f'"{finish_of(delta.finish, reader.count)}"'))
+            frames.append(self._choice(index, "", "null", f'"{finish_of(delta.finish, reader.count, reader.cut)}"'))
         return "".join(frames)
 
     def _choice(self, index: int, said: str, logprobs: str, finish: str) -> str:

@@ -14,9 +14,11 @@ from rungway.messages import Start
 from rungway.types import Grant, billing_of
 
 
-def start_message(reading: Reading, grant: Grant, lexer: Lexer, max_tokens: int, resume: list[list[int]]) -> Start:
-    """`max_tokens` is that of the first grant, so that a later try ends where the first one would have. `resume[i]` = what the i-th of the
-    sequences that still run has emitted."""
+def start_message(
+    reading: Reading, grant: Grant, lexer: Lexer, max_tokens: int, resume: list[list[int]], scored: bool
+) -> Start:
+    """`max_tokens` is that of the first grant, so that a later try ends where the first one would have. `resume[i]` = what
+    the i-th of the sequences that still run has emitted. `scored`: the prompt's log-probabilities are here already."""
     ask, offer = reading.ask, grant.offer
     if isinstance(reading.prompt, Inputs):
         return Start(_embedding(reading, grant, reading.prompt.inputs(lexer)), billing_of(ask, grant))
@@ -36,6 +38,7 @@ def start_message(reading: Reading, grant: Grant, lexer: Lexer, max_tokens: int,
             max_tokens=max_tokens,
             min_tokens=min(reading.sampling.min_tokens, max_tokens),
             bad_words=words,
+            prompt_logprobs=None if scored else reading.sampling.prompt_logprobs,
         ),
         sequences=len(resume),
         resume=resume if any(resume) else [],

@@ -139,7 +139,7 @@ class LedgerReader:
     def output_samples(self, limit: int) -> list[tuple[str, str, int]]:
         """(tenant, tier, output tokens) of the newest finished answers of models, oldest first."""
         query = select(ledger.c.tenant, ledger.c.tier, ledger.c.output_tokens).where(
-            ledger.c.outcome.in_([str(Outcome.COMPLETED), str(Outcome.LENGTH)])
+            ledger.c.outcome.in_([str(Outcome.COMPLETED), str(Outcome.LENGTH)]), ledger.c.output_tokens > 0
         )
         with self._reading() as connection:
             found = connection.execute(query.order_by(ledger.c.ended_wall_ns.desc()).limit(limit)).all()

@@ -18,6 +18,7 @@ LATENCY_SAMPLE_MAX = 20_000
 
 _BROKEN = [str(outcome) for outcome in (Outcome.ERROR, Outcome.REPLICA_LOST, Outcome.GATEWAY_LOST, Outcome.TIMEOUT)]
 _OURS = [str(code) for code, info in CODES.items() if info.whose == "platform"]
+_CALLERS = [str(code) for code, info in CODES.items() if info.whose == "caller"]
 
 _columns = ledger.c
 _SUMS = (
@@ -84,8 +85,10 @@ def slo(
     platform had to serve (a tenant's own limits and mistakes do not count), and, for tenants with targets, `ttft` and
     `tpot`. A name is absent where no row has a value."""
     refused = _columns.outcome == str(Outcome.REFUSED)
-    served = or_(~refused, _columns.code.in_(_OURS))
-    broken = or_(_columns.outcome.in_(_BROKEN), and_(refused, _columns.code.in_(_OURS)))
+    ours = _columns.code.in_(_OURS)
+    mistaken = and_(_columns.outcome.in_(_BROKEN), _columns.code.in_(_CALLERS))
+    served = or_(and_(~refused, ~mistaken), ours)
+    broken = or_(and_(_columns.outcome.in_(_BROKEN), ~mistaken), and_(refused, ours))
     query: Select[Any] = select(
         _columns.tenant,
         func.count(_columns.slo_met).label("judged"),

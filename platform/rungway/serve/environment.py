@@ -14,11 +14,12 @@ import shutil
 import socket
 import tempfile
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
 from rungway.contracts import Platform, TierKind
 from rungway.errors import RequestError, RungwayError
-from rungway.outcomes import CODES, Code
+from rungway.outcomes import Code
 from rungway.serve import haproxy, processes
 
 # A Unix socket's path may be 107 bytes long; below the run directory Ray and HAProxy need up to 83 of them.
@@ -154,15 +155,15 @@ def _compute(platform: Platform) -> dict[str, str]:
 
 def _haproxy(platform: Platform, home: Path, binary: str) -> dict[str, str]:
     home.mkdir(mode=0o700, exist_ok=True)
-    error_file = home / "starting.http"
-    error_file.write_bytes(_starting_answer())
+    for name, error in _ERRORS.items():
+        (home / name).write_bytes(_raw_answer(error))
     longest_stream_s = int(platform.gateway.request_timeout_s) + 30
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         haproxy.OVERRIDE: str(haproxy.write_launcher(home)),
         haproxy.BINARY: binary,
         haproxy.LISTEN_HOST: platform.host,
-        haproxy.ERROR_FILE: str(error_file),
+        haproxy.ERROR_FILES: str(home),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(home / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(home / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(home / "metrics.sock"),
@@ -176,13 +177,24 @@ def _haproxy(platform: Platform, home: Path, binary: str) -> dict[str, str]:
     }
 
 
-def _starting_answer() -> bytes:
-    """What HAProxy answers while no gateway runs: the API's own error with a Retry-After."""
-    error = RequestError(Code.STARTING, "No gateway is running yet. Please try again shortly.", retry_after_s=1)
+_ERRORS = {
+    haproxy.UNREADABLE: RequestError(
+        Code.INVALID_REQUEST, "The request cannot be read, or the connection closed before its answer."
+    ),
+    haproxy.SLOW: RequestError(Code.INVALID_REQUEST, "The head of the request did not come in time."),
+    haproxy.STARTING: RequestError(
+        Code.STARTING, "No gateway is running yet. Please try again shortly.", retry_after_s=1
+    ),
+}
+
+
+def _raw_answer(error: RequestError) -> bytes:
+    """The API's own error as the bytes that HAProxy sends."""
     body = json.dumps(error.body()).encode()
+    retry = "" if error.retry_after_s is None else f"retry-after: {error.retry_after_s}\r\n"
     head = (
-        f"HTTP/1.1 {CODES[Code.STARTING].status} Service Unavailable\r\n"
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        "retry-after: 1\r\ncache-control: no-store\r\nconnection: close\r\n\r\n"
+        f"{retry}cache-control: no-store\r\nconnection: close\r\n\r\n"
     )
     return head.encode() + body

@@ -51,6 +51,14 @@ class Gateway(Section):
     embedding_inputs_max: Count = Field(
         default=_GATEWAY.embedding_inputs_max, description="Texts in one request for embeddings."
     )
+    prompt_logprobs_max: Annotated[int, rules.whole(0, 64)] = Field(
+        default=_GATEWAY.prompt_logprobs_max,
+        description="Alternatives that a client may ask for at each token of its prompt.",
+    )
+    prompt_logprobs_values_max: Count = Field(
+        default=_GATEWAY.prompt_logprobs_values_max,
+        description="Log-probabilities of one prompt: its tokens times one more than their alternatives.",
+    )
     prefix_keys_max: Annotated[int, rules.whole(0, 64)] = Field(
         default=_GATEWAY.prefix_keys_max,
         description="Keys of a prompt's beginning that a gateway names to the controller, for placement by locality; 0 = none.",

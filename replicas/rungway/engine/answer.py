@@ -59,11 +59,11 @@ class Answer:
         said: list[Sampled] = []
         text = ""
         finish = error = None
+        if ask.max_tokens == 0:  # only the prompt was wanted
+            return Said([], "", None if ask.logprobs is None else [], "length")
         for got in run:
             if got.token is None:
-                finish, error = "error", NOT_FINITE
-                if self.guide is not None and not self.guide.mask().any():
-                    error = DEAD_END
+                finish, error = "error", DEAD_END if got.stuck else NOT_FINITE
                 break
             if self.guide is not None and not self.guide.accept(got.token):
                 finish, error = "error", DEAD_END
@@ -88,7 +88,10 @@ class Answer:
 
     def delta(self, said: Said, usage: EngineUsage | None = None) -> Delta:
         """`said` as a message; where it has a finish, with the text that was held back."""
-        work = self._seq.group.work
+        work, scores = self._seq.group.work, self._seq.group.scores
+        prompt = None
+        if scores is not None and self._seq.index == 0:
+            prompt = scores.give(self._vocabulary.token_name(work.prompt_ids[0]))
         return Delta(
             request_id=work.request_id,
             attempt=work.attempt,
@@ -100,6 +103,7 @@ class Answer:
             error=said.error,
             cum_logprob=0.0 if said.finish is None else self.cum_logprob,
             usage=usage,
+            prompt_logprobs=prompt,
         )
 
     def _push(self, token: int, position: int) -> str:

@@ -17,7 +17,7 @@ from rungway.engine.errors import EngineError, ModelError
 from rungway.engine.model import Decoder, Weights
 from rungway.engine.ops import Ops
 from rungway.engine.precision import Maker, candidates, plain
-from rungway.engine.runner import TorchRunner
+from rungway.engine.runner import TorchRunner, enter
 from rungway.engine.selftest import likeness, probe_ids, read_through
 from rungway.engine.stored import StoredWeights
 from rungway.engine.tokenizer import HfTokenizer, Vocabulary
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Sizes:
     """`context` = most tokens of one sequence. `kv_blocks` 0 = decide from memory. `graph_rows_max`: of decode steps that are
-    recorded on a GPU."""
+    recorded on a GPU; `drafts_max`: of one sequence in such a step."""
 
     max_num_seqs: int
     context: int
@@ -40,6 +40,7 @@ class Sizes:
     kv_blocks: int
     block_tokens: int
     graph_rows_max: int = 256
+    drafts_max: int = 0
 
     @property
     def kv_tokens(self) -> int:
@@ -63,6 +64,9 @@ def pick_device(name: str) -> torch.device:
         raise ModelError(f"device {name!r} is not known") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError("device cuda was asked for and there is none")
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise ModelError(f"device {name} was asked for and there are {torch.cuda.device_count()}")
+    enter(device)
     return device
 
 
@@ -168,7 +172,7 @@ def _runner(model: Decoder, wish: Sizes) -> tuple[TorchRunner, Sizes]:
         blocks_per_row=-(-sizes.context // sizes.block_tokens),
     )
     if model.device.type == "cuda":
-        runner.record(sizes.graph_rows, CudaRecorder(model.device))
+        runner.record(sizes.graph_rows, CudaRecorder(model.device), sizes.drafts_max)
     _log.info("steps are computed by: %s, %d threads", runner.path, torch.get_num_threads())
     return runner, sizes
 

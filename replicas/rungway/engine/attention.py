@@ -4,11 +4,10 @@ table gives keys and values of a batch as [kv_heads, batch, tokens, head_dim] wi
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from rungway.engine.native_step import AttentionParts
 from rungway.engine.ops import Ops, Span
-from rungway.engine.parts import Builder, Pass
+from rungway.engine.parts import Builder, Pass, Stream
 from rungway.engine.precision import Role
 from rungway.engine.stored import Weight, rows_scaled
 
@@ -32,15 +31,12 @@ class GroupedAttention:
         self._qkv = build.made(prefix, Role.QKV, weight, bias, build.dtype)
         self._out = build.exit(build.made(prefix, Role.OUT, *build.fused(f"{prefix}self_attn.", "o_proj")), after)
 
-    def __call__(self, x: torch.Tensor, step: Pass, stored: torch.Tensor) -> torch.Tensor:
+    def __call__(self, stream: Stream, step: Pass, stored: torch.Tensor) -> Stream:
         arch, ops = self._arch, self._ops
         view = step.local if self._local and step.local is not None else step.whole
-        qkv = self._qkv(ops.norm(x, self._norm, arch.norm_eps))
-        qkv = qkv.view(x.shape[0], arch.heads + 2 * arch.kv_heads, arch.head_dim)
-        if self._head_norms is not None:
-            heads = qkv[:, : arch.heads + arch.kv_heads]
-            heads.copy_(F.rms_norm(heads.float(), (arch.head_dim,), None, arch.norm_eps) * self._head_norms)
-        queries = ops.place(qkv, arch.heads, view.angles, stored, step.slots)
+        inputs, x = stream.normed(ops, self._norm, arch.norm_eps)
+        qkv = self._qkv(inputs).view(x.shape[0], arch.heads + 2 * arch.kv_heads, arch.head_dim)
+        queries = ops.place(qkv, arch.heads, view.angles, stored, step.slots, self._head_norms, arch.norm_eps)
         return self._out(attend(ops, queries, stored, view.spans), x)
 
     def parts(self) -> AttentionParts:

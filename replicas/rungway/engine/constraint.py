@@ -9,6 +9,7 @@ write them for ever.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,10 +20,12 @@ from rungway.engine.protocol import Constraint
 
 TEXT_BYTES_MAX = 131_072
 INVALID = "invalid_schema: "
-DEAD_END = "dead_end: no token may follow under the request's constraint"
+DEAD_END = "dead_end: no token may follow under what the request demands"
 CALLS_MAX = 16
 _DEPTH_MAX = 64
 _CHOICES_MAX = 1024
+# Places in a grammar that the client did not write, and options of the library that nobody can set from outside.
+_NOISE = re.compile(r"^at 1\(\d+\): (failed to compile JSON schema: )?|\. Enable '\w+' option .*$")
 ENFORCED = frozenset(
     [
         "type",
@@ -148,7 +151,7 @@ def check(constraint: Constraint, bytes_max: int = TEXT_BYTES_MAX) -> None:
 def clean(message: str) -> str:
     """The library's complaint on one line, without its drawing of the place."""
     lines = [line.strip() for line in message.splitlines() if "|" not in line and line.strip(" ^~")]
-    return " ".join(lines)[:300] or "it does not compile"
+    return _NOISE.sub("", " ".join(lines))[:300] or "it does not compile"
 
 
 def read_tools(text: str) -> Tools:

@@ -16,10 +16,11 @@ from rungway.engine.beams import Beams
 from rungway.engine.drafts import Speculation
 from rungway.engine.grammar import Grammar
 from rungway.engine.meter import Meter
-from rungway.engine.protocol import Delta, EngineStats, EngineUsage, PrefixNews, Work
-from rungway.engine.runner import Runner, Step
+from rungway.engine.protocol import REFUSED, Delta, EngineStats, EngineUsage, PrefixNews, PromptToken, Work
+from rungway.engine.runner import Read, Runner, Step
 from rungway.engine.sampler import Row, Sampled, sample
 from rungway.engine.scheduler import Scheduler, Slice
+from rungway.engine.scoring import score
 from rungway.engine.sequence import Group, Sequence
 from rungway.engine.tokenizer import Vocabulary
 from rungway.engine.validate import problem
@@ -96,6 +97,7 @@ class Core:
             done = self._runner.run(step)
             rows = [row for seq in done.sequences for row in self._rows(seq)]
             sampled = sample(done.logits, rows, done.peaks) if rows else []
+            scored = [(read.seq.group, self._score(read)) for read in done.reads]
         except RuntimeError as error:
             why = f"engine failure: {error}"
             with self._lock:
@@ -103,6 +105,9 @@ class Core:
         decoding = sum(item.size for item in step if _decodes(item))
         prefills = [(item.seq.computed, item.size) for item in step if not _decodes(item)]
         with self._lock:
+            for group, tokens in scored:
+                if group.scores is not None:
+                    group.scores.take(tokens)
             deltas = self._advance(step, done, sampled)
         self._measure(decoding, prefills, deltas)
         return deltas
@@ -148,7 +153,8 @@ class Core:
             return f"request id {work.request_id} is in use"
         if len(self._answers) - len(self._scheduler.running) >= self._waiting_max:
             return "the engine's queue is full"
-        return problem(work, vocab_size=self._vocabulary.vocab_size, context=self._context)
+        why = problem(work, vocab_size=self._vocabulary.vocab_size, context=self._context)
+        return None if why is None else REFUSED + why
 
     def _resume(self, seq: Sequence, grammar: Grammar | None) -> Delta | None:
         """Prepares the text state. May find the end already."""
@@ -178,6 +184,12 @@ class Core:
         seed = self._seeds[work.request_id]
         eos = self._vocabulary.eos_ids
         return Row(work.sampling, seq.tokens, prompt, seed, seq.index, len(seq.tokens) - prompt, eos=eos)
+
+    def _score(self, read: Read) -> list[PromptToken]:
+        ask = read.seq.group.work
+        targets = ask.prompt_ids[read.first + 1 : read.first + 1 + len(read.logits)]
+        tops, name = ask.sampling.prompt_logprobs or 0, self._vocabulary.token_name
+        return score(read.logits, read.log_sums, targets, tops=tops, name=name)
 
     def _rows(self, seq: Sequence) -> list[Row]:
         beams = seq.group.beams

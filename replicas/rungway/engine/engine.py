@@ -22,6 +22,7 @@ from rungway.engine.published import Published
 from rungway.engine.rules import DEFAULT_RULES, Rules
 from rungway.engine.runner import Runner, TorchRunner
 from rungway.engine.scheduler import Scheduler
+from rungway.engine.scoring import rows_max
 from rungway.engine.step_loop import StepLoop
 from rungway.engine.tokenizer import Vocabulary
 
@@ -63,6 +64,7 @@ class NativeEngine:
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             prefix_cache=prefix_cache,
             rules=rules,
+            score_rows_max=rows_max(runner.vocab_size),
         )
         self._core = Core(
             runner,
@@ -103,7 +105,10 @@ class NativeEngine:
         memory bound. `dtype`: auto | float32 | bfloat16; auto takes what computes faster here (see
         precision.py). `ranks`: processes that the model is divided over (parallel/lead.py). `drafting` None = no
         speculative decoding. Raises ModelError."""
-        wish = Sizes(max_num_seqs, max_context, max_num_batched_tokens, kv_blocks or 0, block_tokens, graph_rows_max)
+        drafts_max = 0 if drafting is None else drafting.tokens_max
+        wish = Sizes(
+            max_num_seqs, max_context, max_num_batched_tokens, kv_blocks or 0, block_tokens, graph_rows_max, drafts_max
+        )
         where = pick_device(device)
         parts = directory_parts(path, wish, dtype, where, ranks=ranks, ranks_timeout_s=ranks_timeout_s)
         speculation = make_speculation(drafting, *parts[1:], dtype, where)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from rungway.engine.families.spec import Routing, Score
-from rungway.engine.parts import Builder, gate_of
+from rungway.engine.parts import Builder, Stream, gate_of, joined
 from rungway.engine.precision import Role
 from rungway.engine.stored import Weight
 
@@ -88,13 +88,13 @@ class Experts:
         if routing.shared_gate:
             self._shared_gate = build.get(f"{prefix}mlp.shared_expert_gate.weight", build.precision.hidden)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        inputs = self._ops.norm(x, self._norm, self._eps)
+    def __call__(self, stream: Stream) -> Stream:
+        inputs, x = stream.normed(self._ops, self._norm, self._eps)
         y = self._routed(inputs, *self._router(inputs))
         if self._shared is not None:
             shared = self._shared(inputs)
             y += shared if self._shared_gate is None else torch.sigmoid(F.linear(inputs, self._shared_gate)) * shared
-        return x + (y if self._group is None else self._group.sum(y))
+        return joined(self._ops, y if self._group is None else self._group.sum(y), x)
 
     def _routed(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         tokens, each = chosen.shape

@@ -42,7 +42,8 @@ class FakeBlocks:
             if not request.tokens:
                 request.tokens = request.work.prompt_ids or word_ids(request.work.prompt_text)
             whole = (len(request.tokens) - 1) // self._size
-            found = self._pool.known.match(request.work.share, request.tokens, request.keys, whole)
+            if not request.scoring:  # what is found has no logits
+                found = self._pool.known.match(request.work.share, request.tokens, request.keys, whole)
             self._pool.share(found)
         need = -(-(stream.context + 1) // self._size)
         taken = self._pool.take(need - len(found), request.work.share, request.work.weight)

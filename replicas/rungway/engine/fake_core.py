@@ -10,12 +10,11 @@ urgent band therefore always moves, and since no single stream may exceed the ca
 from __future__ import annotations
 
 import heapq
-import math
 
 from rungway.engine.fake_blocks import FakeBlocks
-from rungway.engine.fake_script import LOGPROBS, WORDS, prompt_length, script_of, token_logprob
+from rungway.engine.fake_script import WORDS, prompt_length, script_of, token_logprob
 from rungway.engine.fake_stream import FakeProfile, Rate, Request, Stream, refused
-from rungway.engine.protocol import Delta, EngineStats, TokenLogprob, Work
+from rungway.engine.protocol import REFUSED, Delta, EngineStats, TokenLogprob, Work
 from rungway.engine.validate import NO_EMBEDDINGS
 
 _NS_PER_MS = 1_000_000
@@ -48,7 +47,8 @@ class FakeCore:
         self._dirty = True
         prompt = prompt_length(work)
         script, error = script_of(work)
-        error = error or self._unfit(work, prompt)
+        if error is None and (unfit := self._unfit(work, prompt)) is not None:
+            error = REFUSED + unfit
         if error is not None:
             self._out += refused(work, error)
             return
@@ -95,7 +95,7 @@ class FakeCore:
             slot = heapq.heappop(self._slot_heap)
             self._tick(self._slots.pop(slot), slot, now_ns, out)
         self._admit(now_ns)
-        self._rate.measure(self._emitted, now_ns)
+        self._rate.measure(self._emitted, now_ns, busy=bool(self._running))
         return out
 
     def wake_ns(self) -> int | None:
@@ -208,7 +208,7 @@ class FakeCore:
             self._schedule(stream, due_ns)
         if finish is None or finish == "hang":
             if ids:
-                out.append(Delta(stream.request_id, stream.attempt, stream.index, text, ids, logprobs))
+                out.append(stream.delta(text, ids, logprobs))
             return
         error = None
         if finish == "fail":
@@ -265,8 +265,7 @@ class FakeCore:
         if request.left == 0:
             usage = request.usage()
             del self._requests[work.request_id]
-        score = math.fsum(LOGPROBS[token] for token in stream.voice.ids(stream.born, stream.position))
-        return Delta(work.request_id, work.attempt, stream.index, text, ids, logprobs, finish, error, score, usage)
+        return stream.delta(text, ids, logprobs, finish, error, stream.score(), usage)
 
     def open_requests(self) -> list[str]:
         return list(self._requests)

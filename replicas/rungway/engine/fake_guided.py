@@ -18,7 +18,6 @@ from rungway.engine.protocol import Constraint
 
 _END = 256
 _BYTES_MAX = 2048
-_STRIDE = 7
 
 
 class _Bytes:
@@ -66,7 +65,7 @@ def _short(constraint: Constraint) -> bytes:
     guide = _GRAMMARS.compile(constraint).guide()
     text = bytearray()
     while len(text) < _BYTES_MAX:
-        byte = _next(guide, len(text))
+        byte = _next(guide, text)
         if byte is None:
             return bytes(text)
         guide.accept(byte)
@@ -74,17 +73,18 @@ def _short(constraint: Constraint) -> bytes:
     raise ConstraintError("the fake engine finds no short text that fits")
 
 
-def _next(guide: GrammarGuide, at: int) -> int | None:
+def _next(guide: GrammarGuide, text: bytearray) -> int | None:
     """The byte that most likely leads to the end; None = this is the end."""
     if guide.complete or guide.fits:
         return None
     allowed = {int(token) for token in np.nonzero(np.unpackbits(guide.mask().view(np.uint8), bitorder="little"))[0]}
     if not allowed:
         raise ConstraintError("the grammar comes to a dead end")
-    in_string = allowed.issuperset(b'z "')
+    in_string = ord("z") in allowed  # no JSON but in strings has this letter
     for byte in b'"' if in_string else b'}]"':
         if byte in allowed:
             return byte
-    # No bracket to close: go round what may come, so that no digit or letter is chosen for ever.
+    # No bracket to close: open none where anything else may come, and take what was said least often, so that no way round
+    # is gone for ever.
     printable = sorted(byte for byte in allowed if 0x20 < byte < 0x7F) or sorted(allowed)
-    return printable[at * _STRIDE % len(printable)]
+    return min(printable, key=lambda byte: (byte in b"{[", text.count(byte)))

@@ -25,7 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from urllib.parse import unquote_to_bytes
 
-from rungway.engine.protocol import Constraint, TokenLogprob, Work
+from rungway.engine.chain import word_ids
+from rungway.engine.protocol import REFUSED, Constraint, PromptToken, TokenLogprob, Work
 
 _ONSETS = ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "ch", "st")
 _SYLLABLES = tuple(onset + vowel for onset in _ONSETS for vowel in ("a", "o"))
@@ -44,6 +45,7 @@ _FIRST_BYTE = 2 * WORD_COUNT
 LOGPROBS: tuple[float, ...] = tuple(-(1 + token * 37 % 97) / 100 for token in range(len(TEXTS)))
 """Invented, but fixed and negative: the logprob of each token id wherever it is chosen."""
 
+_WORD = re.compile(r"\s*\S+(?:\s+\Z)?")
 _DIRECTIVE = re.compile(r"\[\[([a-z_]+)(?:=([^\]]*))?\]\]")
 
 
@@ -114,7 +116,7 @@ def script_of(work: Work) -> tuple[Script, str | None]:
     try:
         script = read_script(work.prompt_text)
     except ScriptError as unreadable:
-        return _PLAIN, str(unreadable)
+        return _PLAIN, REFUSED + str(unreadable)
     constraint = work.sampling.constraint
     return (script, None) if constraint is None else _constrained(script, constraint)
 
@@ -198,3 +200,27 @@ def token_logprob(token: int, alternatives: int) -> TokenLogprob:
         top.append((data.decode("utf-8", "replace"), data, LOGPROBS[token] - rank))
     data = TEXTS[token]
     return TokenLogprob(data.decode("utf-8", "replace"), data, LOGPROBS[token], top)
+
+
+def prompt_tokens(work: Work) -> list[PromptToken]:
+    """Invented log-probabilities of the prompt's words, or of its ids: a function of each of them alone. The tokens make up
+    the prompt's text."""
+    tops = work.sampling.prompt_logprobs or 0
+    ids = work.prompt_ids or word_ids(work.prompt_text) or [0]
+    if work.prompt_ids:
+        names = [f" {id_}" if at else str(id_) for at, id_ in enumerate(ids)]
+    else:
+        names = _WORD.findall(work.prompt_text) or [work.prompt_text]
+    data = [name.encode("utf-8", "surrogatepass") for name in names]
+    rest = [_prompt_token(id_, name, tops) for id_, name in zip(ids[1:], data[1:], strict=True)]
+    return [PromptToken(ids[0], data[0], None, 0, []), *rest]
+
+
+def _prompt_token(token: int, data: bytes, tops: int) -> PromptToken:
+    rank, odd = 1 + token % 3, token % 97 / 100
+    top = []
+    for place in range(1, tops + 1):
+        other = (token + place) & _MASK
+        who = (token, data) if place == rank else (other, TEXTS[other])
+        top.append((*who, -place - odd))
+    return PromptToken(token, data, -rank - odd, rank, top)

@@ -38,7 +38,7 @@ class SharedSteps(FakeCore):
         self._admit(now_ns)
         if self._end_ns is None:
             self._end_ns = self._begin(now_ns)
-        self._rate.measure(self._emitted, now_ns)
+        self._rate.measure(self._emitted, now_ns, busy=bool(self._running))
         return out
 
     def wake_ns(self) -> int | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rungway.engine.detokenize import Detokenizer
-from rungway.engine.fake_script import FakeVocabulary, Script, Voice, text_of
-from rungway.engine.protocol import Delta, EngineUsage, Work
+from rungway.engine.fake_script import LOGPROBS, FakeVocabulary, Script, Voice, prompt_tokens, text_of
+from rungway.engine.protocol import Delta, EngineUsage, PromptToken, TokenLogprob, Work
 
 _NS_PER_MS = 1_000_000
 _DELAY_MS_MAX = 3_600_000.0
@@ -44,7 +45,7 @@ class FakeProfile:
 
 
 class Request:
-    __slots__ = ("cached", "keys", "left", "output", "prompt", "started", "streams", "tokens", "work")
+    __slots__ = ("cached", "keys", "left", "output", "prompt", "scoring", "started", "streams", "tokens", "work")
 
     def __init__(self, work: Work, prompt: int) -> None:
         self.work = work
@@ -56,6 +57,14 @@ class Request:
         self.cached: int | None = None  # prompt tokens that the first admission found
         self.tokens: list[int] = []  # of the prompt, for the prefix cache; empty without one
         self.keys: list[bytes] = []
+        self.scoring = work.sampling.prompt_logprobs is not None  # the prompt's log-probabilities are still to be told
+
+    def scores(self) -> list[PromptToken] | None:
+        """The prompt's log-probabilities, once."""
+        if not self.scoring:
+            return None
+        self.scoring = False
+        return prompt_tokens(self.work)
 
     def usage(self) -> EngineUsage:
         return EngineUsage(self.prompt if self.started else 0, self.cached or 0, self.output)
@@ -109,7 +118,8 @@ class Stream:
             self.detokenizer = Detokenizer(_VOCABULARY, sampling.stop, keep=sampling.include_stop_str_in_output)
             for token in resumed:
                 self.detokenizer.push(token)
-        self.plain = self.detokenizer is None and sampling.logprobs is None
+        scored = sampling.prompt_logprobs is not None
+        self.plain = self.detokenizer is None and sampling.logprobs is None and not scored
         self.end = self.position
         self.how = "length"
         self.start_ns = self.tpot_ns = 0
@@ -145,6 +155,26 @@ class Stream:
     def context(self) -> int:
         return self.request.prompt + self.position
 
+    def delta(
+        self,
+        text: str,
+        ids: list[int],
+        logprobs: list[TokenLogprob] | None,
+        finish: str | None = None,
+        error: str | None = None,
+        score: float = 0.0,
+        usage: EngineUsage | None = None,
+    ) -> Delta:
+        """News of this sequence, with the prompt's log-probabilities where it is the first to have computed the prompt."""
+        scores = None if self.first else self.request.scores()
+        return Delta(
+            self.request_id, self.attempt, self.index, text, ids, logprobs, finish, error, score, usage, None, scores
+        )
+
+    def score(self) -> float:
+        """Log-probability of all that this attempt said."""
+        return math.fsum(LOGPROBS[token] for token in self.voice.ids(self.born, self.position))
+
     def speak(self, ids: list[int]) -> tuple[str, int]:
         """(text that may go out, how many of `ids` were used: fewer than all where a stop string was met)."""
         if self.detokenizer is None:
@@ -158,20 +188,24 @@ class Stream:
 
 
 class Rate:
-    """Increase of a counter per second, over windows of half a second or, when steps are rarer, more."""
+    """Increase of a counter per second of work, over windows of half a second or, when steps are rarer, more."""
 
-    __slots__ = ("_counted", "_since_ns", "per_s")
+    __slots__ = ("_busy_ns", "_counted", "_since_ns", "per_s")
 
     def __init__(self) -> None:
         self.per_s = 0.0
         self._counted = 0
-        self._since_ns = 0
+        self._busy_ns = 0
+        self._since_ns: int | None = None
 
-    def measure(self, counter: int, now_ns: int) -> None:
-        elapsed_ns = now_ns - self._since_ns
-        if elapsed_ns >= _RATE_WINDOW_NS:
-            self.per_s = (counter - self._counted) * 1e9 / elapsed_ns if self._since_ns else 0.0
-            self._counted, self._since_ns = counter, now_ns
+    def measure(self, counter: int, now_ns: int, *, busy: bool) -> None:
+        """`busy`: work goes on after this step. Time without work is part of no window."""
+        if self._since_ns is not None:
+            self._busy_ns += now_ns - self._since_ns
+        self._since_ns = now_ns if busy else None
+        if self._busy_ns >= _RATE_WINDOW_NS:
+            self.per_s = (counter - self._counted) * 1e9 / self._busy_ns
+            self._counted, self._busy_ns = counter, 0
 
 
 def refused(work: Work, error: str) -> list[Delta]:

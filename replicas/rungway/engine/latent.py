@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from rungway.engine.families.spec import Latent
 from rungway.engine.ops import Angles, Span
-from rungway.engine.parts import Builder, Pass
+from rungway.engine.parts import Builder, Pass, Stream
 from rungway.engine.precision import Role
 from rungway.engine.stored import rows_picked
 
@@ -54,18 +54,19 @@ class LatentAttention:
         self._to_values = expand[:, latent.nope :].transpose(1, 2).contiguous()  # [heads, rank, value]
         self._out = build.exit(build.made(prefix, Role.OUT, *build.fused(place, "o_proj")), None)
 
-    def __call__(self, x: torch.Tensor, step: Pass, stored: torch.Tensor) -> torch.Tensor:
+    def __call__(self, stream: Stream, step: Pass, stored: torch.Tensor) -> Stream:
         latent, angles = self._latent, step.whole.angles
-        down = self._down(self._ops.norm(x, self._norm, self._arch.norm_eps))
+        inputs, x = stream.normed(self._ops, self._norm, self._arch.norm_eps)
+        down = self._down(inputs)
         queries, compressed, key = torch.split(
             down, [down.shape[1] - latent.rank - latent.rope, latent.rank, latent.rope], -1
         )
         if self._up is not None:
-            queries = self._up(self._ops.norm(queries.contiguous(), self._query_norm, _INNER_EPS))
+            queries = self._up(self._ops.norm(queries.contiguous(), self._query_norm, _INNER_EPS)[0])
         queries = queries.reshape(x.shape[0], self._arch.heads, latent.nope + latent.rope)
         plain, turned = torch.split(queries, [latent.nope, latent.rope], -1)
         turned = self._rotated(turned, angles)
-        compressed = self._ops.norm(compressed.contiguous(), self._latent_norm, _INNER_EPS)
+        compressed, _ = self._ops.norm(compressed.contiguous(), self._latent_norm, _INNER_EPS)
         entry = torch.cat([compressed, self._rotated(key[:, None], angles)[:, 0]], -1)
         stored.view(-1, latent.rank + latent.rope).index_copy_(0, step.slots, entry)
         pieces = [

@@ -54,8 +54,11 @@ class PrefixOrder:
                 best, most = seq, found
         return best
 
+    def _findable(self, seq: Sequence) -> int:
+        return seq.findable(self._pool.block_tokens)
+
     def _whole(self, seq: Sequence) -> int:
-        """Blocks that could be found for it: its last token is always computed."""
+        """Blocks of it that others could find."""
         return (len(seq.tokens) - 1) // self._pool.block_tokens
 
     def _cached(self, seq: Sequence) -> int:
@@ -63,14 +66,14 @@ class PrefixOrder:
             return len(seq.blocks)
         found = self._found.get(seq)
         if found is None:
-            found = self._found[seq] = self._pool.known.count(seq.share, seq.tokens, seq.keys, self._whole(seq))
+            found = self._found[seq] = self._pool.known.count(seq.share, seq.tokens, seq.keys, self._findable(seq))
         return found
 
     def _held(self, seq: Sequence, found: int) -> bool:
         # who has waited already waits for the rest, however little it is
         last = found + (self._blocks_min if seq.held_since < 0 else 1) - 1
         others = self._prefilling.get(seq.share)
-        if not others or last >= self._whole(seq):
+        if not others or last >= self._findable(seq):
             return False
         key = self._pool.known.key
         mine = key(seq.share, seq.tokens, seq.keys, last)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rungway.engine.native_step import MlpParts
-from rungway.engine.parts import Builder, gate_of
+from rungway.engine.parts import Builder, Stream, gate_of
 from rungway.engine.precision import Role
 from rungway.engine.stored import rows_scaled
 
@@ -35,5 +35,6 @@ class GatedMlp:
         """What a step in one call is made of (native_step.py)."""
         return MlpParts(self._norm, self._gate_up, self._down.plain)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._down(self._gate(self._gate_up(self._ops.norm(x, self._norm, self._eps))), x)
+    def __call__(self, stream: Stream) -> Stream:
+        inputs, x = stream.normed(self._ops, self._norm, self._eps)
+        return self._down(self._gate(self._gate_up(inputs)), x)

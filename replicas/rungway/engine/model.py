@@ -22,12 +22,13 @@ from rungway.engine.mlp import GatedMlp
 from rungway.engine.native_step import LayerParts, NativeStep, native_step
 from rungway.engine.ops import Ops, PlainOps, Span, pick_ops
 from rungway.engine.parallel.group import Group
-from rungway.engine.parts import Builder, Pass, View, Weights
+from rungway.engine.parts import Builder, Pass, Stream, View, Weights
 from rungway.engine.precision import Maker, Precision, Role
 from rungway.engine.sampler import Peaks
 from rungway.engine.window import windowed
 from rungway.kernels.cpu import memory
 from rungway.kernels.cpu.bindings import GROUP
+from rungway.kernels.sizes import queries_max
 
 __all__ = ["Batch", "Decoder", "Weights"]
 
@@ -105,6 +106,16 @@ class Decoder:
         return self._step is None and self.ops.decode_masks
 
     @property
+    def packs(self) -> bool:
+        """Whether the rows of a sequence, and several sequences, may share a span: where all goes by lengths."""
+        return self._step is None and not self.ops.decode_masks and self.arch.latent is None
+
+    @property
+    def queries_max(self) -> int:
+        """Rows of one sequence that decode attention takes together."""
+        return queries_max(self.arch.heads // self.arch.kv_heads) if self.packs else 1
+
+    @property
     def chunk_masks(self) -> bool:
         """Whether the spans of chunks need masks."""
         return self._step is None and (self.ops.decode_masks or self.arch.latent is not None)
@@ -140,9 +151,11 @@ class Decoder:
         x = F.embedding(batch.ids, self._embedding).to(self.precision.hidden)
         if self._embedding_scale != 1.0:
             x = x * self._embedding_scale
+        stream = Stream(x)
         for layer, stored in zip(self._layers, cache, strict=True):
-            x = layer(x, step, stored)
-        logits = self._head(self.ops.norm(x.index_select(0, batch.outputs), self._norm, self.arch.norm_eps))
+            stream = layer(stream, step, stored)
+        last, _ = stream.rows(batch.outputs).normed(self.ops, self._norm, self.arch.norm_eps)
+        logits = self._head(last)
         if self._group is not None:
             logits = self._group.joined(logits, self.arch.vocab_size)
         cap = self.arch.logit_cap
@@ -188,8 +201,8 @@ class _Layer:
         else:
             self._mlp = GatedMlp(build, prefix, before, after_mlp)
 
-    def __call__(self, x: torch.Tensor, step: Pass, stored: torch.Tensor) -> torch.Tensor:
-        return self._mlp(self._attention(x, step, stored))
+    def __call__(self, stream: Stream, step: Pass, stored: torch.Tensor) -> Stream:
+        return self._mlp(self._attention(stream, step, stored))
 
     def parts(self) -> LayerParts | None:
         """What a step in one call is made of; None where that knows no such layer."""

@@ -20,6 +20,10 @@ class Span:
     """Rows `start:stop` of a step that attend together. Decodes: one row per sequence, `blocks` [rows, width] (padded
     with the null block), `lengths` [rows] = keys that each may see. A prefill chunk: `blocks` [1, width].
 
+    Where kernels go by lengths, both may be several rows of several sequences: those of sequence i are `starts[i]` to
+    `starts[i + 1]` (integers, counted from `start`), at most `most`, the last tokens of its `lengths[i]`; `blocks`
+    [sequences, width].
+
     `mask` is additive, 0 or -inf: [rows, 1, 1, keys] for decodes where `Ops.decode_masks`, else None;
     [1, 1, rows, keys] for a chunk. `window`: of how many keys a row sees only the newest, 0 = all; where there are masks, it is
     in these.
@@ -32,6 +36,8 @@ class Span:
     mask: torch.Tensor | None
     chunk: bool
     window: int = 0
+    starts: torch.Tensor | None = None
+    most: int = 1
 
 
 Angles = tuple[torch.Tensor, torch.Tensor]
@@ -41,9 +47,12 @@ class Ops(Protocol):
     """`x` [tokens, hidden]; `qkv` [tokens, heads + 2 * kv_heads, head_dim]; `stored` = one layer's cache as in model.py."""
 
     decode_masks: bool
+    adds_in_norm: bool  # whether the residual is better added by the next norm than by the projection before it
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x / rms(x) * weight."""
+    def norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(h / rms(h) * weight, h) with h = x + residual."""
         ...
 
     def angles(self, positions: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dtype) -> Angles:
@@ -51,9 +60,17 @@ class Ops(Protocol):
         ...
 
     def place(
-        self, qkv: torch.Tensor, heads: int, angles: Angles, stored: torch.Tensor, slots: torch.Tensor
+        self,
+        qkv: torch.Tensor,
+        heads: int,
+        angles: Angles,
+        stored: torch.Tensor,
+        slots: torch.Tensor,
+        norms: torch.Tensor | None = None,
+        eps: float = 0.0,
     ) -> torch.Tensor:
-        """Rotates q and k, writes k and v to `stored` at `slots`, returns q [tokens, heads, head_dim]."""
+        """Rotates q and k, writes k and v to `stored` at `slots`, returns q [tokens, heads, head_dim]. `norms`
+        [heads + kv_heads, head_dim] float32: weights of a norm of each q and k head before the rotation."""
         ...
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -79,9 +96,13 @@ def pick_ops(device: torch.device) -> Ops:
 
 class PlainOps:
     decode_masks = True
+    adds_in_norm = False
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return F.rms_norm(x, (x.shape[1],), weight, eps)
+    def norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        h = x if residual is None else x + residual
+        return F.rms_norm(h, (h.shape[1],), weight, eps), h
 
     def angles(self, positions: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dtype) -> Angles:
         turns = positions[:, None, None].float() * frequencies
@@ -90,10 +111,19 @@ class PlainOps:
         return torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
 
     def place(
-        self, qkv: torch.Tensor, heads: int, angles: Angles, stored: torch.Tensor, slots: torch.Tensor
+        self,
+        qkv: torch.Tensor,
+        heads: int,
+        angles: Angles,
+        stored: torch.Tensor,
+        slots: torch.Tensor,
+        norms: torch.Tensor | None = None,
+        eps: float = 0.0,
     ) -> torch.Tensor:
         kv_heads, head_dim = stored.shape[1], stored.shape[4]
         rotated = qkv[:, : heads + kv_heads]
+        if norms is not None:
+            rotated.copy_(F.rms_norm(rotated.float(), (head_dim,), None, eps) * norms)
         swapped = rotated.roll(head_dim // 2, -1)
         rotated.mul_(angles[0]).addcmul_(swapped, angles[1])
         stored.view(2 * kv_heads, -1, head_dim).index_copy_(1, slots, qkv[:, heads:].transpose(0, 1))

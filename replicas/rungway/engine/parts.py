@@ -33,6 +33,26 @@ class Pass(NamedTuple):
     local: View | None
 
 
+class Stream(NamedTuple):
+    """The residual stream between two parts, [tokens, hidden]; `more`: what the last part gave and the next norm adds."""
+
+    x: torch.Tensor
+    more: torch.Tensor | None = None
+
+    def normed(self, ops: Ops, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm of the whole stream, the whole stream)."""
+        return ops.norm(self.x, weight, eps) if self.more is None else ops.norm(self.more, weight, eps, self.x)
+
+    def rows(self, which: torch.Tensor) -> Stream:
+        """Some tokens of it."""
+        return Stream(self.x.index_select(0, which), None if self.more is None else self.more.index_select(0, which))
+
+
+def joined(ops: Ops, y: torch.Tensor, residual: torch.Tensor) -> Stream:
+    """The stream after a part has given `y`."""
+    return Stream(residual, y) if ops.adds_in_norm else Stream(residual + y)
+
+
 class Builder:
     """Gives parts their weights. `weights(name)` gives a tensor by its Hugging Face name, or raises KeyError."""
 
@@ -121,13 +141,15 @@ class Exit:
         """The projection, where nothing stands between it and the residual."""
         return self._projection if self._norm is None and self._group is None else None
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        if self._norm is None and self._group is None:
-            return self._projection.add(x, residual)
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> Stream:
+        if self._norm is None and self._group is None and not self._ops.adds_in_norm:
+            return Stream(self._projection.add(x, residual))
         y = self._projection(x)
         if self._group is not None:
             y = self._group.sum(y)
-        return residual + (y if self._norm is None else self._ops.norm(y, self._norm, self._eps))
+        if self._norm is not None:
+            y, _ = self._ops.norm(y, self._norm, self._eps)
+        return joined(self._ops, y, residual)
 
 
 def gate_of(arch: Architecture, ops: Ops) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -12,6 +12,9 @@ import msgspec
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar", "tools"]
 WorkKind = Literal["generate", "embed"]
 
+REFUSED = "refused: "
+"""Begins the `error` of a request that an engine finds impossible: no other engine would run it either."""
+
 
 class Constraint(msgspec.Struct, frozen=True, array_like=True):
     """What a whole answer must look like. `text`: the schema (json_schema), nothing (json_object), the expression that the
@@ -31,7 +34,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     of `stop_token_ids`, and stop strings are looked for behind them. `allowed_token_ids`: no others may come.
     `bad_words`: as tokens; the last token of one may not come behind the others. `skip_special_tokens` False: the text names
     special tokens. `use_beam_search`: the sequences of a Work are its beams; nothing is said before the search is over, then
-    they are its results, best first by total log-probability / length ** `length_penalty` (beams.py)."""
+    they are its results, best first by total log-probability / length ** `length_penalty` (beams.py). `prompt_logprobs` = number
+    of alternatives for each token of the prompt, None = off. `max_tokens` 0: the prompt is computed and nothing said."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -55,6 +59,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     skip_special_tokens: bool = True
     use_beam_search: bool = False
     length_penalty: float = 1.0
+    prompt_logprobs: int | None = None
 
 
 class EmbedInput(msgspec.Struct, frozen=True, array_like=True):
@@ -91,12 +96,24 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """`top`: alternatives as (token text, bytes of it, logprob), best first."""
+    """`top`: alternatives as (token text, bytes of it, logprob), best first. `logprob` is None only for the first token of a
+    prompt, which nothing precedes."""
 
     token: str
     data: bytes
-    logprob: float
+    logprob: float | None
     top: list[tuple[str, bytes, float]]
+
+
+class PromptToken(msgspec.Struct, frozen=True, array_like=True):
+    """A token of the prompt, given all before it, by the raw logits. `rank`: 1 + how many are more probable. `top`:
+    alternatives as (id, bytes of it, logprob), best first. The first token has None, 0 and nothing: nothing precedes it."""
+
+    id: int
+    data: bytes
+    logprob: float | None
+    rank: int
+    top: list[tuple[int, bytes, float]]
 
 
 class EngineUsage(msgspec.Struct, frozen=True, array_like=True):
@@ -115,7 +132,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     `text` never ends inside a UTF-8 character or inside a possible stop string. `finish` is None until the sequence
     ends: stop | length | cancelled | error. `usage` is set on the last delta of the attempt (all sequences ended),
     exactly once. `cum_logprob` is set with `finish`. `vector`: the embedding of input `index` as little-endian float32 of
-    length 1, whole in one delta, which ends that input with "stop".
+    length 1, whole in one delta, which ends that input with "stop". `prompt_logprobs`: where they were asked for, all
+    tokens of the prompt, once, on the first delta that the attempt gives after computing it.
     """
 
     request_id: str
@@ -129,6 +147,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     cum_logprob: float = 0.0
     usage: EngineUsage | None = None
     vector: bytes | None = None
+    prompt_logprobs: list[PromptToken] | None = None
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):

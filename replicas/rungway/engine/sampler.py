@@ -21,11 +21,13 @@ Tops = dict[int, list[tuple[int, float]]]
 
 
 class Sampled(NamedTuple):
-    """`token` is None when the row's logits are not finite, or nothing is allowed. `top`: (token, logprob), best first."""
+    """`token` is None when the row's logits are not finite, or, `stuck`, when the request's own demands leave no token.
+    `top`: (token, logprob), best first."""
 
     token: int | None
     logprob: float
     top: list[tuple[int, float]]
+    stuck: bool = False
 
 
 class Peaks(NamedTuple):
@@ -54,6 +56,7 @@ def sample(logits: torch.Tensor, rows: list[Row], peaks: Peaks | None = None) ->
             token if np.isfinite(logprob) and at not in chosen.lost else None,
             max(logprob, LOGPROB_MIN),
             chosen.tops.get(at, []),
+            at in chosen.lost,
         )
         for at, (token, logprob) in enumerate(zip(chosen.tokens, chosen.logprobs, strict=True))
     ]

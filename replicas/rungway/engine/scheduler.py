@@ -28,6 +28,8 @@ from rungway.engine.tables import Tables
 
 __all__ = ["Scheduler", "Slice"]
 
+SCORE_ROWS_MAX = 128
+
 
 class Scheduler:
     """Owner of all sequences and of the block pool. Not thread-safe; the engine locks around it."""
@@ -40,11 +42,16 @@ class Scheduler:
         max_num_batched_tokens: int,
         prefix_cache: bool = True,
         rules: Rules = DEFAULT_RULES,
+        score_rows_max: int = SCORE_ROWS_MAX,
     ) -> None:
+        """`score_rows_max`: positions of prompts in a step whose logits are read for the prompts' log-probabilities, which
+        bounds their memory."""
+        assert score_rows_max > 0
         assert 0 < max_num_seqs <= max_num_batched_tokens, "each running sequence needs one token of the budget"
         self.pool = pool
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.score_rows_max = score_rows_max
         self.running = Running(max_num_seqs)
         lpm = prefix_cache and rules.schedule is Schedule.LPM
         self._order = PrefixOrder(pool, self.running) if lpm else None
@@ -85,19 +92,26 @@ class Scheduler:
         budget = self.max_num_batched_tokens - len(step)
         alone = len(self.waiting) + len(self.running) == 1
         chunks: list[Slice] = []
+        rows = self.score_rows_max
 
-        def part(seq: Sequence) -> Slice:
+        def part(seq: Sequence) -> int:
+            """Adds its part to the step and tells its size: 0 where others take all logits that a step may read."""
+            nonlocal rows
             most = self.max_num_batched_tokens if alone else self.chunks.cap(len(step), seq.computed)
-            return Slice(seq, min(seq.wanted, most, budget))
+            size = min(seq.wanted, most, budget)
+            if (scores := seq.scores) is not None:
+                size = scores.fitting(seq.computed, size, rows)
+                rows -= len(scores.due(seq.computed, size))
+            if size:
+                chunks.append(Slice(seq, size))
+            return size
 
         for seq in self.running.prefilling():
             if budget <= 0:
                 break
-            chunks.append(part(seq))
-            budget -= chunks[-1].size
+            budget -= part(seq)
         while budget > 0 and (admitted := self._admission.admit(above=given_way)) is not None:
-            chunks.append(part(admitted))
-            budget -= chunks[-1].size
+            budget -= part(admitted)
         # those that decode would wait for what prefills get on top of their parts
         return step + (chunks if step else _fill(chunks, budget))
 
@@ -210,10 +224,11 @@ class Scheduler:
 
 
 def _fill(chunks: list[Slice], budget: int) -> list[Slice]:
-    """Gives what is left of the budget to prefills that were cut short for the sake of others."""
+    """Gives what is left of the budget to prefills that were cut short for the sake of others. Those whose logits are read
+    keep the parts that fit their bound."""
     filled = []
     for seq, count in chunks:
-        more = min(seq.wanted - count, budget)
+        more = 0 if seq.scores is not None else min(seq.wanted - count, budget)
         budget -= more
         filled.append(Slice(seq, count + more))
     return filled

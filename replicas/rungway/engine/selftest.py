@@ -48,7 +48,8 @@ def read_through(model: Decoder, ids: list[int]) -> torch.Tensor:
     mask = torch.full((count, width * _BLOCK), float("-inf"), dtype=model.dtype, device=where).triu_(1)
     positions = torch.arange(count, device=where)
     blocks, lengths = torch.arange(1, width + 1, device=where)[None], torch.tensor([count], device=where)
-    span = Span(0, count, blocks, lengths, mask[None, None], chunk=True)
+    starts = torch.tensor([0, count], device=where)
+    span = Span(0, count, blocks, lengths, mask[None, None], chunk=True, starts=starts, most=count)
     batch = Batch(
         ids=torch.tensor(ids, device=where),
         positions=positions,

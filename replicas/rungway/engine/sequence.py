@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from rungway.engine.beams import Beams
 from rungway.engine.protocol import Work
+from rungway.engine.scores import Scores
 
 
 class Status(StrEnum):
@@ -81,6 +82,19 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     @property
+    def scores(self) -> Scores | None:
+        """The prompt's log-probabilities, as long as computing this sequence has to give some of them."""
+        scores = self.group.scores
+        return None if scores is None or self.index or scores.whole else scores
+
+    def findable(self, block_tokens: int) -> int:
+        """Leading blocks that may come from the prefix cache. The last token is always computed anew, for a sequence must have
+        something to compute; so is every token whose logits have to be read."""
+        scores = self.scores
+        last = len(self.tokens) - 1
+        return (last if scores is None else min(last, scores.read)) // block_tokens
+
+    @property
     def priority(self) -> int:
         return self.group.work.priority
 
@@ -93,7 +107,7 @@ class Group:
     """All sequences of one Work. `sampled` counts this attempt's tokens over all of them; `cached` are the prompt tokens
     that the first admission found in the prefix cache, None before it."""
 
-    __slots__ = ("beams", "cached", "live", "members", "sampled", "work")
+    __slots__ = ("beams", "cached", "live", "members", "sampled", "scores", "work")
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -102,3 +116,8 @@ class Group:
         self.sampled = 0
         self.cached: int | None = None
         self.beams: Beams | None = None  # where its members are beams of one search
+        self.scores: Scores | None = (
+            None  # where the prompt's log-probabilities are wanted; the first member finds them
+        )
+        if work.sampling.prompt_logprobs is not None:
+            self.scores = Scores(work.prompt_ids)

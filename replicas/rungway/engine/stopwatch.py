@@ -94,25 +94,35 @@ class TimedOps:
         self._inner = inner
         self._watch = watch
         self.decode_masks = inner.decode_masks
+        self.adds_in_norm = inner.adds_in_norm
 
     def __getattr__(self, name: str) -> Any:
         """What else the inner operations can do."""
         return getattr(self._inner, name)
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         entered = self._watch.clock()  # not `enter`: a norm may stand between any two parts
-        y = self._inner.norm(x, weight, eps)
+        both = self._inner.norm(x, weight, eps, residual)
         self._watch.spent[Part.NORMS] += self._watch.clock() - entered
-        return y
+        return both
 
     def angles(self, positions: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dtype) -> Angles:
         return self._inner.angles(positions, frequencies, dtype)
 
     def place(
-        self, qkv: torch.Tensor, heads: int, angles: Angles, stored: torch.Tensor, slots: torch.Tensor
+        self,
+        qkv: torch.Tensor,
+        heads: int,
+        angles: Angles,
+        stored: torch.Tensor,
+        slots: torch.Tensor,
+        norms: torch.Tensor | None = None,
+        eps: float = 0.0,
     ) -> torch.Tensor:
         entered = self._watch.enter(Part.PLACE)
-        queries = self._inner.place(qkv, heads, angles, stored, slots)
+        queries = self._inner.place(qkv, heads, angles, stored, slots, norms, eps)
         self._watch.leave(Part.PLACE, entered)
         return queries
 

@@ -24,11 +24,10 @@ class Tables:
         return len(seq.blocks) * self.pool.block_tokens
 
     def find(self, seq: Sequence) -> None:
-        """Takes what the prefix cache has of a waiting sequence's tokens; the last token is always computed anew, for a
-        sequence must have something to compute."""
+        """Takes what the prefix cache has of a waiting sequence's tokens, as far as they need not be computed anew."""
         if not self._prefix_cache or seq.blocks:
             return
-        whole = (len(seq.tokens) - 1) // self.pool.block_tokens
+        whole = seq.findable(self.pool.block_tokens)
         found = self.pool.known.match(seq.share, seq.tokens, seq.keys, whole)
         self._start_from(seq, found)
 

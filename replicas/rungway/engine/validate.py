@@ -56,13 +56,17 @@ def _sampling_problem(ask: Sampling, vocab_size: int) -> str | None:
         if bad is not None:
             return f"{name} names token {bad}, outside the vocabulary of {vocab_size}"
     rules = (
-        (ask.max_tokens >= 1, "max_tokens must be at least 1"),
+        (ask.max_tokens >= 0, "max_tokens must not be negative"),
         (ask.temperature >= 0, "temperature must not be negative"),
         (0 < ask.top_p <= 1, "top_p must be above 0 and at most 1"),
         (0 <= ask.min_p <= 1, "min_p must be between 0 and 1"),
         (ask.top_k >= 0, "top_k must not be negative"),
         (ask.repetition_penalty > 0, "repetition_penalty must be positive"),
         (ask.logprobs is None or 0 <= ask.logprobs <= LOGPROBS_MAX, f"logprobs must be between 0 and {LOGPROBS_MAX}"),
+        (
+            ask.prompt_logprobs is None or 0 <= ask.prompt_logprobs <= LOGPROBS_MAX,
+            f"prompt_logprobs must be between 0 and {LOGPROBS_MAX}",
+        ),
         (len(ask.stop) <= STOPS_MAX, f"at most {STOPS_MAX} stop strings"),
         (0 <= ask.min_tokens <= ask.max_tokens, "min_tokens must be between 0 and max_tokens"),
         (ask.allowed_token_ids is None or len(ask.allowed_token_ids) > 0, "allowed_token_ids must not be empty"),
@@ -79,6 +83,8 @@ def _beams_problem(ask: Sampling) -> str | None:
     """Beams are ranked by what the model says and nothing else."""
     if not ask.use_beam_search:
         return None
+    if not ask.max_tokens:
+        return "a beam search must be allowed at least one token"
     if not -BEAM_PENALTY_MAX <= ask.length_penalty <= BEAM_PENALTY_MAX:
         return f"length_penalty must be between {-BEAM_PENALTY_MAX} and {BEAM_PENALTY_MAX}"
     plain = Sampling(
@@ -94,6 +100,7 @@ def _beams_problem(ask: Sampling) -> str | None:
         skip_special_tokens=ask.skip_special_tokens,
         use_beam_search=True,
         length_penalty=ask.length_penalty,
+        prompt_logprobs=ask.prompt_logprobs,
     )
     if ask != plain:
         return "a beam search takes no stop strings, logprobs, constraint, bias, penalties, min_tokens, allowed or bad tokens"

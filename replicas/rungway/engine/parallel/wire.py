@@ -49,7 +49,11 @@ def moved(batch: Batch, device: torch.device) -> Batch:
 
     spans = [
         replace(
-            span, blocks=to(span.blocks), lengths=to(span.lengths), mask=None if span.mask is None else to(span.mask)
+            span,
+            blocks=to(span.blocks),
+            lengths=to(span.lengths),
+            mask=None if span.mask is None else to(span.mask),
+            starts=None if span.starts is None else to(span.starts),
         )
         for span in batch.spans
     ]
