@@ -74,11 +74,15 @@ def soak(
 
 
 @app.command()
-def controller(quick: Quick = False, as_json: AsJson = False) -> None:
+def controller(
+    quick: Quick = False,
+    replicas: Annotated[int, typer.Option(min=2, max=1000, help="Of both tiers together.")] = 4,
+    as_json: AsJson = False,
+) -> None:
     """Decisions a second of the controller's core alone."""
     from rungway.chaos.bench.controller import bench_controller
 
-    _finish(bench_controller(quick=quick, say=_say), as_json)
+    _finish(bench_controller(quick=quick, say=_say, replicas=replicas), as_json)
 
 
 @app.command()

@@ -66,8 +66,6 @@ def submit(cell: Cell, ask: Ask, now: Now) -> None:
     except Denied as denied:
         refuse(cell, flight, denied.code, denied.message, denied.retry_after_s, now)
         return
-    if not state.active(now.mono_ns):
-        cell.crowd.join(state)
     state.last_ask_ns = now.mono_ns
     cell.flights[ask.request_id] = flight
     assert flight.offer is not None
@@ -169,7 +167,7 @@ def requote(cell: Cell, flight: Flight, now: Now, least_rung: int = 0) -> None:
 def _rung_in_force(cell: Cell, flight: Flight, pool: Pool, now: Now, least_rung: int) -> int:
     """The rung of this pool for this tenant; notes the pressure behind it for the explanation."""
     state = flight.state
-    over = bool(pool.queue.depth()) and is_over(pool, state, cell.tenants.values(), now.mono_ns)
+    over = bool(pool.queue.depth()) and is_over(pool, state, now.mono_ns)
     scope = (flight.ask.tenant_class, "over" if over else "within")
     value, signal = pool.pressures.get(scope, (0.0, "none"))
     # A rung that is held by hand is not the signal's doing.

@@ -52,8 +52,7 @@ class Stray:
 
 class Cell:
     """`settled` remembers the last requests whose row is written: request id -> delivered tokens per attempt.
-    `thresholds`: what explanations show of the ladder, as JSON. `reserving`: tenants with a share of the pools that is kept
-    free for them. `session_secret` goes to gateways with the directory; empty = nobody can sign in to the dashboard."""
+    `thresholds`: what explanations show of the ladder, as JSON. `session_secret` goes to gateways with the directory; empty = nobody can sign in to the dashboard."""
 
     def __init__(self, platform: Platform, quality: QualityModel, now: Now) -> None:
         self.platform = platform
@@ -89,24 +88,24 @@ class Cell:
         for contract in platform.tenants:
             state = self.tenants.get(contract.name)
             if state is None:
-                self.tenants[contract.name] = TenantState(contract, platform.controller, now.mono_ns, now.wall_ns)
+                self.tenants[contract.name] = TenantState(
+                    contract, platform.controller, self.crowd, now.mono_ns, now.wall_ns
+                )
             else:
                 state.reload(contract, platform.controller, now.mono_ns, now.wall_ns)
         for name in self.tenants.keys() - {contract.name for contract in platform.tenants}:
             if not self.tenants[name].running and not self.tenants[name].waiting:
-                del self.tenants[name]
+                self.crowd.forget(self.tenants.pop(name))
                 for pool in self.pools.values():
                     pool.queue.forget(name)
         for tier in platform.tiers:
             if tier.name in self.pools:
-                pool = self.pools[tier.name]
-                pool.tier, pool.spec = tier, platform.controller
-                pool.queue.set_shares(platform.controller.class_shares)
+                self.pools[tier.name].adopt(tier, platform.controller)
             else:
                 self.pools[tier.name] = Pool(tier, platform.controller, self.crowd)
             for contract in platform.tenants:
                 self.pools[tier.name].queue.set_weight(contract.name, contract.weight)
-        self.reserving = [state for state in self.tenants.values() if state.contract.isolation.reserved_share > 0]
+        self.crowd.renew()
 
     def tiers_of(self, contract: Tenant) -> frozenset[str]:
         """Tiers that a tenant may be served by: those that its models, aliases resolved, lead to."""

@@ -113,8 +113,8 @@ class Core:
             for attempt in flight.attempts.values()
             if attempt.replica_id == info.replica_id and not attempt.released
         ]
-        view.running = sum(attempt.sequences for attempt in mine)
-        view.tokens = sum(attempt.tokens for attempt in mine)
+        sequences, tokens = sum(attempt.sequences for attempt in mine), sum(attempt.tokens for attempt in mine)
+        pool.roster.load(view, sequences, tokens)
         self._tell_peers()
 
     def report(self, report: Report, now: Now) -> None:

@@ -54,7 +54,7 @@ class _Judge:
             return Verdict.SKIP
         if flight.state.at_concurrency():
             return Verdict.SKIP_TENANT
-        if not flight.retrying and not share_allows(self.cell, self.pool, flight, self.now.mono_ns):
+        if not flight.retrying and not share_allows(self.pool, flight, self.now.mono_ns):
             return Verdict.SKIP_TENANT
         if self.claims and not keeps_clear(self.pool, self.claims, flight):
             return Verdict.SKIP_TENANT

@@ -33,6 +33,8 @@ def leave(cell: Cell, gateway_id: str) -> None:
 
 def admit_early(cell: Cell, now: Now) -> None:
     """Those whose replicas are here now, or who have waited long enough, in order of arrival."""
+    if not cell.early:
+        return
     over = now.mono_ns >= cell.early_until_ns
     for request_id, (ask, since_ns) in list(cell.early.items()):
         if over or _served(cell, ask):

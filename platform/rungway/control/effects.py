@@ -31,9 +31,10 @@ class Effects:
     def drain(self) -> Effects:
         """Hand over all that was collected and start empty."""
         taken = Effects()
-        for name in Effects.__slots__:
-            mine = getattr(self, name)
-            if mine:
-                setattr(taken, name, mine)
-                setattr(self, name, [])
+        taken.sends, self.sends = self.sends, taken.sends
+        taken.held, self.held = self.held, taken.held
+        taken.rows, self.rows = self.rows, taken.rows
+        taken.audit, self.audit = self.audit, taken.audit
+        taken.attempts, self.attempts = self.attempts, taken.attempts
+        taken.waste, self.waste = self.waste, taken.waste
         return taken

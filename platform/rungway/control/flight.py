@@ -62,6 +62,7 @@ class Flight:
         "ask",
         "attempts",
         "avoid",
+        "band",
         "cause",
         "enqueued_ns",
         "entry",
@@ -91,6 +92,7 @@ class Flight:
     def __init__(self, ask: Ask, state: TenantState, now_ns: int) -> None:
         self.ask = ask
         self.state = state
+        self.band = BANDS[ask.tenant_class]
         self.submitted_ns = now_ns
         self.enqueued_ns = now_ns
         self.granted_ns = 0
@@ -118,10 +120,6 @@ class Flight:
         self.warm_until_ns = 0
 
     @property
-    def band(self) -> int:
-        return BANDS[self.ask.tenant_class]
-
-    @property
     def begun(self) -> bool:
         """Its client may have a part of the answer already: it goes on as it began, and before what is new."""
         return self.retrying or self.evictions > 0
@@ -135,13 +133,13 @@ class Flight:
         """Count as running for the tenant's concurrency."""
         if not self.running:
             self.running = True
-            self.state.running += 1
+            self.state.count(running=1)
 
     def land(self) -> None:
         """Stop counting as running; harmless when it already has."""
         if self.running:
             self.running = False
-            self.state.running -= 1
+            self.state.count(running=-1)
 
     def open_attempts(self) -> list[Attempt]:
         """Attempts whose end is neither reported nor given up."""

@@ -56,7 +56,7 @@ def reoffer(cell: Cell, pool: Pool, now: Now) -> None:
 def _signals(cell: Cell, pool: Pool, now: Now) -> dict[Scope, PoolSignals]:
     """Per scope: the longest wait against its own TTFT target. What the whole pool suffers from (KV, slots) is put on
     the tenants over their share while there are any, else on everybody who waits."""
-    over = over_share(pool, cell.tenants.values(), now.mono_ns)
+    over = over_share(pool, now.mono_ns) if pool.queue.depth() else frozenset()
     worst: dict[Scope, tuple[float, float, float]] = {}
     for entry in pool.queue.entries():
         flight = entry.payload

@@ -24,7 +24,7 @@ def renew(cell: Cell, now: Now) -> None:
     if spec.share <= 0:
         return
     rungs = {name: _rungs(pool) for name, pool in cell.pools.items()}
-    basis = (rungs, sorted(cell.replicas))
+    basis = (rungs, frozenset(cell.replicas))
     due_ns = now.mono_ns - int(spec.ttl_s * NS_PER_S / RENEWALS)
     for gateway_id in cell.gateways:
         sent = cell.leased.get(gateway_id)

@@ -62,10 +62,12 @@ class BlockSums:
 
     def moved(self, before: EngineStats | None, after: EngineStats | None) -> float:
         """A replica's report follows another (None = it was not there, or is gone); the share that is in use now."""
-        for stats, sign in ((before, -1), (after, 1)):
-            if stats is not None:
-                self._total += sign * stats.kv_blocks_total
-                self._free += sign * (stats.kv_blocks_free + stats.kv_blocks_cached)
+        if before is not None:
+            self._total -= before.kv_blocks_total
+            self._free -= before.kv_blocks_free + before.kv_blocks_cached
+        if after is not None:
+            self._total += after.kv_blocks_total
+            self._free += after.kv_blocks_free + after.kv_blocks_cached
         return 1.0 - self._free / self._total if self._total else 0.0
 
 

@@ -11,21 +11,23 @@ from collections import deque
 from collections.abc import Collection
 
 from rungway.clock import NS_PER_S
-from rungway.contracts import CLASS_ORDER, ControllerSpec, TenantClass, Tier, Version
+from rungway.contracts import ControllerSpec, TenantClass, Tier, Version
 from rungway.control.crowd import Crowd
-from rungway.control.flight import Attempt, Flight
+from rungway.control.flight import Flight
+from rungway.control.holdings import Holdings
 from rungway.control.pace import BlockSums, Pace
 from rungway.control.tenant_state import TenantState
 from rungway.engine.protocol import EngineStats
 from rungway.messages import ReplicaInfo
-from rungway.policies.breaker import Breaker
+from rungway.policies.breaker import Breaker, State
 from rungway.policies.fairness import FairQueue
 from rungway.policies.ladder import LadderState
 from rungway.policies.locality import Warmth
 from rungway.policies.offers import TierView
-from rungway.policies.placement import ReplicaView, choose
+from rungway.policies.placement import ReplicaView
 from rungway.policies.prefixes import HeldPrefixes, free_bit
 from rungway.policies.reclaim import Claim
+from rungway.policies.roster import Need, Roster
 from rungway.policies.shard import shard_of
 from rungway.policies.versions import pick_version
 
@@ -37,54 +39,41 @@ SLO_SAMPLES = 64
 SHARE_LEFT_MIN = 0.05
 
 
-class Pool:
-    """State of one tier. Capacity is what grants hold, released when the engine's report says so. `held_tokens` and
-    `queued_tokens` are the sums over all tenants of what their states say of this pool."""
+class Pool(Holdings):
+    """State of one tier: what tenants hold of it, its replicas, and what it has learned."""
 
     __slots__ = (
-        "band_sequences",
-        "band_tokens",
         "blocks",
         "breakers",
         "claims",
-        "crowd",
         "ever_ready",
-        "held_tokens",
         "kv_use",
-        "name",
         "pace",
         "prefixes",
         "pressures",
         "queue",
-        "queued_bands",
-        "queued_tokens",
         "scopes",
         "shards",
         "slo_misses",
         "spec",
         "stats",
         "tier",
-        "views",
+        "troubled",
         "where",
     )
 
     def __init__(self, tier: Tier, spec: ControllerSpec, crowd: Crowd) -> None:
-        self.name = tier.name
+        super().__init__(tier.name, Roster(spec.in_flight_factor), crowd)
         self.tier = tier
         self.spec = spec
         self.queue = FairQueue(spec.class_shares)
-        self.crowd = crowd
-        self.held_tokens = self.queued_tokens = 0
-        self.queued_bands = [0 for _ in CLASS_ORDER]
-        self.band_sequences = [0 for _ in CLASS_ORDER]  # granted
-        self.band_tokens = [0 for _ in CLASS_ORDER]
         self.claims: dict[str, Claim] = {}  # by the request that waits
-        self.views: dict[str, ReplicaView] = {}
         self.stats: dict[str, EngineStats] = {}
         self.prefixes: dict[str, HeldPrefixes] = {}
         self.where: dict[int, int] = {}  # prefix key -> bits of the replicas that hold it
         self.shards: dict[tuple[str, str], frozenset[str]] = {}  # (tenant, version): its replicas, as far as asked for
         self.breakers: dict[str, Breaker] = {}
+        self.troubled: dict[str, Breaker] = {}  # of the breakers those that are not closed
         self.pace = Pace()
         self.scopes: dict[Scope, LadderState] = {
             (tenant_class, side): LadderState() for tenant_class in TenantClass for side in SIDES
@@ -95,29 +84,41 @@ class Pool:
         self.slo_misses: dict[str, deque[bool]] = {}
         self.ever_ready = False
 
+    def adopt(self, tier: Tier, spec: ControllerSpec) -> None:
+        """A reload: new terms for the same replicas and queue."""
+        self.tier, self.spec = tier, spec
+        self.queue.set_shares(spec.class_shares)
+        self.roster.stretch(spec.in_flight_factor)
+
     # -- replicas ---------------------------------------------------------------------------------------------
+
+    @property
+    def views(self) -> dict[str, ReplicaView]:
+        """Its replicas by id, to read."""
+        return self.roster.views
 
     def add(self, info: ReplicaInfo, now_ns: int) -> ReplicaView:
         """A replica said hello. A known one keeps what was granted to it."""
         view = self.views.get(info.replica_id)
         if view is None:
             view = ReplicaView(info.replica_id, info.tier, info.version, info.max_num_seqs, info.kv_tokens)
-            self.views[info.replica_id] = view
             held = self.prefixes[info.replica_id] = HeldPrefixes(self.where, free_bit(self.prefixes.values()))
             view.bit = held.bit
+            self.roster.add(view)
             self.breakers[info.replica_id] = Breaker(self.spec.breaker_failures, self.spec.breaker_open_s)
         view.reported_ns = now_ns
-        view.draining = info.state == "draining"
+        self.roster.drain(view, info.state == "draining")
         self.shards.clear()
         self.ever_ready = True
         return view
 
     def drop(self, replica_id: str) -> None:
-        self.views.pop(replica_id, None)
+        self.roster.drop(replica_id)
         self.blocks.moved(self.stats.pop(replica_id, None), None)
         if (held := self.prefixes.pop(replica_id, None)) is not None:
             held.clear()
         self.breakers.pop(replica_id, None)
+        self.troubled.pop(replica_id, None)
         self.shards.clear()
 
     def report(self, replica_id: str, stats: EngineStats, draining: bool, now_ns: int) -> None:
@@ -125,8 +126,7 @@ class Pool:
         if view is None:
             return
         view.reported_ns = now_ns
-        if view.draining != draining:
-            view.draining = draining
+        if self.roster.drain(view, draining):
             self.shards.clear()
         self.kv_use = self.blocks.moved(self.stats.get(replica_id), stats)
         self.stats[replica_id] = stats
@@ -141,10 +141,18 @@ class Pool:
         """A replica silent for longer is full."""
         return int(self.spec.replica_stale_s * NS_PER_S)
 
-    def has_room(self) -> bool:
-        """Cheap test before asking the queue: some replica has a free sequence slot."""
-        factor = self.spec.in_flight_factor
-        return any(not v.draining and v.running < int(factor * v.max_num_seqs) for v in self.views.values())
+    def failed(self, replica_id: str, now_ns: int) -> None:
+        """A try broke there by its own fault."""
+        breaker = self.breakers.get(replica_id)
+        if breaker is not None:
+            breaker.record(False, now_ns)
+            self.troubled[replica_id] = breaker
+
+    def _look_at_breakers(self, now_ns: int) -> None:
+        for replica_id, breaker in list(self.troubled.items()):
+            self.views[replica_id].breaker_open = not breaker.ready(now_ns)
+            if breaker.state is State.CLOSED:
+                del self.troubled[replica_id]
 
     def shard(self, flight: Flight) -> frozenset[str] | None:
         """The replicas of the offered version that the tenant uses; None where it uses all."""
@@ -171,22 +179,21 @@ class Pool:
     ) -> ReplicaView | None:
         """A replica of the offered version with room, or None. `kept` ones are for somebody who is before this one."""
         assert flight.offer is not None
-        for replica_id, breaker in self.breakers.items():
-            self.views[replica_id].breaker_open = not breaker.ready(now_ns)
-        shard = self.shard(flight)
-        views = [v for v in self.views.values() if v.version == flight.offer.version and v.replica_id not in kept]
-        return choose(
-            views if shard is None else [view for view in views if view.replica_id in shard],
+        self._look_at_breakers(now_ns)
+        need = Need(
+            version=flight.offer.version,
             sequences=sequences,
             tokens=tokens,
             session=flight.ask.session,
-            avoid=flight.avoid,
             now_ns=now_ns,
             stale_ns=self.stale_ns,
-            factor=self.spec.in_flight_factor,
+            avoid=flight.avoid,
+            kept=kept,
+            only=self.shard(flight),
             warmth=warmth,
             imbalance=self.spec.locality_imbalance_max,
         )
+        return self.roster.place(need)
 
     def candidates(self, flight: Flight, now_ns: int) -> list[ReplicaView]:
         """The replicas that could serve it if they had room."""
@@ -195,66 +202,7 @@ class Pool:
         views = [v for v in self.ready(now_ns) if v.version == version and not v.breaker_open]
         return [v for v in views if v.replica_id not in flight.avoid and (shard is None or v.replica_id in shard)]
 
-    def hold(self, attempt: Attempt, state: TenantState) -> None:
-        view = self.views.get(attempt.replica_id)
-        if view is not None:
-            view.running += attempt.sequences
-            view.tokens += attempt.tokens
-        state.pool_tokens[self.name] = state.pool_tokens.get(self.name, 0) + attempt.tokens
-        self.held_tokens += attempt.tokens
-        self.band_sequences[attempt.band] += attempt.sequences
-        self.band_tokens[attempt.band] += attempt.tokens
-        state.pool_running[self.name] = state.pool_running.get(self.name, 0) + attempt.sequences
-
-    def release(self, attempt: Attempt, state: TenantState) -> None:
-        """Give the attempt's capacity back, once."""
-        if attempt.released:
-            return
-        attempt.released = True
-        view = self.views.get(attempt.replica_id)
-        if view is not None:
-            view.running = max(0, view.running - attempt.sequences)
-            view.tokens = max(0, view.tokens - attempt.tokens)
-        held = state.pool_tokens.get(self.name, 0)
-        left = state.pool_tokens[self.name] = max(0, held - attempt.tokens)
-        self.held_tokens -= held - left
-        self.band_sequences[attempt.band] -= attempt.sequences
-        self.band_tokens[attempt.band] -= attempt.tokens
-        state.pool_running[self.name] = max(0, state.pool_running.get(self.name, 0) - attempt.sequences)
-
-    def wait(self, tokens: int, state: TenantState, band: int) -> None:
-        """A request of `tokens` takes its place in line."""
-        state.waiting += 1
-        self.queued_bands[band] += tokens
-        state.queued_tokens[self.name] = state.queued_tokens.get(self.name, 0) + tokens
-        self.queued_tokens += tokens
-
-    def unwait(self, tokens: int, state: TenantState, band: int) -> None:
-        """It left the line."""
-        state.waiting -= 1
-        self.queued_bands[band] -= tokens
-        queued = state.queued_tokens.get(self.name, 0)
-        left = state.queued_tokens[self.name] = max(0, queued - tokens)
-        self.queued_tokens -= queued - left
-
     # -- what policies see ------------------------------------------------------------------------------------
-
-    def capacity_tokens(self) -> int:
-        return sum(view.kv_tokens for view in self.views.values() if not view.draining)
-
-    def in_flight(self) -> tuple[int, int]:
-        """(sequences granted, sequences that late binding allows)."""
-        ready = [view for view in self.views.values() if not view.draining]
-        capacity = sum(int(self.spec.in_flight_factor * view.max_num_seqs) for view in ready)
-        return sum(view.running for view in ready), capacity
-
-    def saturation(self) -> float:
-        """Largest of sequence and token use over the pool; 1.0 when it has no replica."""
-        running, capacity = self.in_flight()
-        tokens, room = sum(v.tokens for v in self.views.values() if not v.draining), self.capacity_tokens()
-        if not capacity or not room:
-            return 1.0
-        return max(running / capacity, tokens / room)
 
     def note_slo(self, tenant_class: str, met: bool) -> None:
         self.slo_misses.setdefault(tenant_class, deque(maxlen=SLO_SAMPLES)).append(not met)

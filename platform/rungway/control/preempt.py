@@ -95,7 +95,7 @@ def _outranks(cell: Cell, pool: Pool, flight: Flight, now: Now) -> bool:
     urgent = flight.entry.deadline_ns - now.mono_ns < (1.0 - at) * target_ns
     if now.mono_ns - flight.enqueued_ns < at * target_ns and not urgent:
         return False
-    return cap_allows(pool, flight) and not is_over(pool, flight.state, cell.tenants.values(), now.mono_ns)
+    return cap_allows(pool, flight) and not is_over(pool, flight.state, now.mono_ns)
 
 
 def _look(cell: Cell, pool: Pool, now: Now) -> _Scene:

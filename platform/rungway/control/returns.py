@@ -33,9 +33,8 @@ def retry(cell: Cell, message: Retry, now: Now) -> None:
     attempt = flight.attempts.get(message.attempt)
     if attempt is not None:
         pool.release(attempt, state)
-    breaker = pool.breakers.get(message.replica_id)
-    if breaker is not None and message.why in ("timeout", "error"):
-        breaker.record(False, now.mono_ns)
+    if message.why in ("timeout", "error"):
+        pool.failed(message.replica_id, now.mono_ns)
     if message.why == EVICTED:
         if message.attempt == flight.next_attempt - 1:  # not a repeated word about an older try
             flight.evictions += 1

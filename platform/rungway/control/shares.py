@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from rungway.control.cell import Cell
 from rungway.control.flight import Flight
 from rungway.control.pool import Pool
 from rungway.control.tenant_state import TenantState
 
 
-def share_allows(cell: Cell, pool: Pool, flight: Flight, now_ns: int) -> bool:
+def share_allows(pool: Pool, flight: Flight, now_ns: int) -> bool:
     """The tenant's cap on tokens and sequence slots of the pool, and what other active tenants have reserved.
 
     Caps hold while somebody else is active; a lone tenant may use the whole pool. One running sequence is always
@@ -16,10 +15,10 @@ def share_allows(cell: Cell, pool: Pool, flight: Flight, now_ns: int) -> bool:
     """
     if not flight.state.pool_running.get(pool.name, 0):
         return True
-    pool.crowd.look(cell.tenants.values(), now_ns)
-    if pool.crowd.count < 2:
+    pool.crowd.look(now_ns)
+    if len(pool.crowd) < 2:
         return True
-    return cap_allows(pool, flight) and (in_reserve(pool, flight) or _reserves_allow(cell, pool, flight, now_ns))
+    return cap_allows(pool, flight) and (in_reserve(pool, flight) or _reserves_allow(pool, flight))
 
 
 def cap_allows(pool: Pool, flight: Flight) -> bool:
@@ -42,18 +41,11 @@ def in_reserve(pool: Pool, flight: Flight, sequences: int = 0, tokens: int = 0) 
     return tokens <= share * pool.capacity_tokens() and sequences <= int(share * pool.in_flight()[1])
 
 
-def _reserves_allow(cell: Cell, pool: Pool, flight: Flight, now_ns: int) -> bool:
+def _reserves_allow(pool: Pool, flight: Flight) -> bool:
     """What other active tenants have reserved and do not use stays free."""
-    if not cell.reserving:
-        return True
-    capacity, (running, slots) = pool.capacity_tokens(), pool.in_flight()
-    tokens = places = 0
-    for other in cell.reserving:
-        if other is not flight.state and other.active(now_ns):
-            share = other.contract.isolation.reserved_share
-            tokens += max(0, int(share * capacity) - other.pool_tokens.get(pool.name, 0))
-            places += max(0, int(share * slots) - other.pool_running.get(pool.name, 0))
-    fits = pool.held_tokens + flight.held_tokens <= capacity - tokens
+    tokens, places = pool.reserved_for_others(flight.state)
+    running, slots = pool.in_flight()
+    fits = pool.held_tokens + flight.held_tokens <= pool.capacity_tokens() - tokens
     return fits and running + flight.sequences <= slots - places
 
 

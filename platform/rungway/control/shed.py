@@ -35,7 +35,7 @@ def _turned_away(cell: Cell, flight: Flight, pool: Pool, now: Now) -> bool:
     ramp = ramp_of(spec, flight.ask.tenant_class)
     if load <= ramp.begin:
         return False
-    over = is_over(pool, state, cell.tenants.values(), now.mono_ns)
+    over = is_over(pool, state, now.mono_ns)
     return draw(flight.ask.request_id) < probability(load, ramp, over=over)
 
 

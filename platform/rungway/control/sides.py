@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-
 from rungway.control.pool import Pool
 from rungway.control.tenant_state import TenantState
 
@@ -11,20 +9,25 @@ from rungway.control.tenant_state import TenantState
 OVER = 1.05
 
 
-def is_over(pool: Pool, state: TenantState, states: Iterable[TenantState], now_ns: int) -> bool:
+def is_over(pool: Pool, state: TenantState, now_ns: int) -> bool:
     """Whether a tenant holds and wants more of the pool than its weight among the active ones. A lone tenant is never
     over: there is nobody whose share it takes. By sums that are kept, since it is asked for every request."""
     crowd, total = pool.crowd, pool.held_tokens + pool.queued_tokens
-    crowd.look(states, now_ns)
-    if crowd.count < 2 or not total:
+    crowd.look(now_ns)
+    if len(crowd) < 2 or not total:
         return False
     return state.load_tokens(pool.name) * crowd.weight > state.contract.weight * total * OVER
 
 
-def over_share(pool: Pool, states: Collection[TenantState], now_ns: int) -> frozenset[str]:
+def over_share(pool: Pool, now_ns: int) -> frozenset[str]:
     """The active tenants for which `is_over` holds."""
+    crowd, total = pool.crowd, pool.held_tokens + pool.queued_tokens
+    crowd.look(now_ns)
+    if len(crowd) < 2:
+        return frozenset()
+    weight = crowd.weight
     return frozenset(
         state.contract.name
-        for state in states
-        if state.load_tokens(pool.name) and state.active(now_ns) and is_over(pool, state, states, now_ns)
+        for state, load in pool.holders.items()
+        if load * weight > state.contract.weight * total * OVER and state in crowd
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from rungway.clock import NS_PER_S
 from rungway.contracts import CLASS_ORDER, ControllerSpec, Tenant
@@ -12,18 +13,23 @@ from rungway.policies.budget import BudgetMeter
 from rungway.policies.retry import RetryBudget
 from rungway.types import RateInfo
 
+if TYPE_CHECKING:
+    from rungway.control.crowd import Crowd
+
 ACTIVE_FOR_NS = 10 * NS_PER_S
 BANDS = {tenant_class: band for band, tenant_class in enumerate(CLASS_ORDER)}
 
 
 class TenantState:
     """Mutable counters of a tenant. `pool_tokens[pool]` are its granted tokens in flight there,
-    `pool_running[pool]` its sequences, `queued_tokens[pool]` the tokens it has waiting; `running` counts granted requests, `waiting` queued ones."""
+    `pool_running[pool]` its sequences, `queued_tokens[pool]` the tokens it has waiting. `running` counts granted requests, `waiting` queued ones;
+    both change through `count` only."""
 
     __slots__ = (
         "breaker",
         "budget",
         "contract",
+        "crowd",
         "last_ask_ns",
         "pool_running",
         "pool_tokens",
@@ -36,8 +42,9 @@ class TenantState:
         "waiting",
     )
 
-    def __init__(self, contract: Tenant, spec: ControllerSpec, now_ns: int, wall_ns: int) -> None:
+    def __init__(self, contract: Tenant, spec: ControllerSpec, crowd: Crowd, now_ns: int, wall_ns: int) -> None:
         self.contract = contract
+        self.crowd = crowd
         self.requests = TokenBucket(contract.quotas.requests_per_minute, now_ns)
         self.tokens = TokenBucket(contract.quotas.tokens_per_minute, now_ns)
         self.budget = BudgetMeter(contract.budget, wall_ns)
@@ -58,6 +65,15 @@ class TenantState:
         self.requests.resize(contract.quotas.requests_per_minute, now_ns)
         self.tokens.resize(contract.quotas.tokens_per_minute, now_ns)
         self.budget.reload(contract.budget, wall_ns)
+
+    def count(self, *, running: int = 0, waiting: int = 0) -> None:
+        """So many requests more, or less, are granted or queued."""
+        self.running += running
+        self.waiting += waiting
+        if self.running or self.waiting:
+            self.crowd.join(self)
+        else:
+            self.crowd.rest(self)
 
     def active(self, now_ns: int) -> bool:
         """Has work in the system or asked within the last seconds: only then is its reserve kept free."""

@@ -114,7 +114,11 @@ class FairQueue:
         if weight is None:
             return
         its_band = self._bands[band]
-        its_band.charge(self._flow(its_band, tenant, weight), weighted_tokens)
+        flow = its_band.flows.get(tenant) or self._flow(its_band, tenant, weight)
+        if flow.waiting:
+            its_band.charge(flow, weighted_tokens)
+        else:  # no order to keep, and most charges are such: each running answer's at each report
+            flow.counter += weighted_tokens / flow.weight
         its_band.charged += weighted_tokens
 
     def counter(self, tenant: str, band: int) -> float:

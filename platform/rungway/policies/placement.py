@@ -90,17 +90,17 @@ def choose(
         ready = [view for view in ready if view.replica_id not in avoid] or ready
     fresh = [view for view in ready if now_ns - view.reported_ns <= stale_ns]
     if warmth is not None and imbalance > 0.0:
-        able = [view for view in fresh if _has_room(view, sequences, tokens, factor)]
-        return _cheapest(able, _home(fresh, session) if session and fresh else None, warmth, imbalance, factor)
+        able = [view for view in fresh if has_room(view, sequences, tokens, factor)]
+        return _cheapest(able, home_of(fresh, session) if session and fresh else None, warmth, imbalance, factor)
     if session is not None and fresh:
-        home = _home(fresh, session)
-        if _has_room(home, sequences, tokens, factor):
+        home = home_of(fresh, session)
+        if has_room(home, sequences, tokens, factor):
             return home
     best: ReplicaView | None = None
     best_load = 0.0
     for view in fresh:
-        if _has_room(view, sequences, tokens, factor):
-            load = _load(view, factor)
+        if has_room(view, sequences, tokens, factor):
+            load = load_of(view, factor)
             if best is None or (load, view.replica_id) < (best_load, best.replica_id):
                 best, best_load = view, load
     return best
@@ -119,7 +119,7 @@ def _cheapest(
     """
     if not able:
         return None
-    loads = [_load(view, factor) for view in able]
+    loads = [load_of(view, factor) for view in able]
     lowest = min(loads)
     cached = _cached(able, warmth)
     unknown = warmth.prompt - max(cached)
@@ -174,11 +174,12 @@ def saturation(views: Iterable[ReplicaView], *, now_ns: int, stale_ns: int, fact
     return max(running / slots, tokens / room)
 
 
-def _has_room(view: ReplicaView, sequences: int, tokens: int, factor: float) -> bool:
+def has_room(view: ReplicaView, sequences: int, tokens: int, factor: float) -> bool:
+    """Whether it takes so many sequences and tokens more."""
     return view.running + sequences <= int(factor * view.max_num_seqs) and view.tokens + tokens <= view.kv_tokens
 
 
-def _load(view: ReplicaView, factor: float) -> float:
+def load_of(view: ReplicaView, factor: float) -> float:
     """Share in use of what is scarcer; only for replicas with room, whose capacity is therefore not zero."""
     return max(view.running / max(1, int(factor * view.max_num_seqs)), view.tokens / max(1, view.kv_tokens))
 
@@ -189,7 +190,8 @@ def rendezvous(name: str, views: Iterable[ReplicaView]) -> list[ReplicaView]:
     return sorted(views, key=lambda view: (_mix(seed ^ view.hash_seed), view.replica_id), reverse=True)
 
 
-def _home(views: list[ReplicaView], session: str) -> ReplicaView:
+def home_of(views: list[ReplicaView], session: str) -> ReplicaView:
+    """The session's replica among these, of which there is at least one."""
     seed = _digest(session)
     return max(views, key=lambda view: (_mix(seed ^ view.hash_seed), view.replica_id))
 

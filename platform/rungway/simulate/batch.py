@@ -106,11 +106,14 @@ class Batch:
         """Tokens of a job that were out at `at_ns` (not earlier than the run under way)."""
         if job.state != "decode":
             return job.finished
-        done = self.steps - job.joined
-        if self._run is not None:
-            start_ns, step_ns, count = self._run
-            done += min(count, max(0, at_ns - start_ns) // step_ns)
-        return min(done, job.target)
+        return min(self.steps_at(at_ns) - job.joined, job.target)
+
+    def steps_at(self, at_ns: int) -> int:
+        """Steps that were over at `at_ns`: of one look at many jobs, the part that is the same for all."""
+        if self._run is None:
+            return self.steps
+        start_ns, step_ns, count = self._run
+        return self.steps + min(count, max(0, at_ns - start_ns) // step_ns)
 
     def stats(self) -> EngineStats:
         context = self._context + self._decoding * self.steps

@@ -11,7 +11,7 @@ that died: a new one's rate buckets know rows, not reservations).
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
 from rungway.clock import NS_PER_S
@@ -37,6 +37,32 @@ class _Given:
         self.nusd: Counter[str] = Counter()
 
 
+class _Account:
+    """One tenant's commits against its present window, added up as they come: an hour has hundreds of thousands. `begun`: how
+    many rows were decided before the window; `acked` cost of rows on disk that belong to it, `late` of rows on disk that
+    were decided in it but ended before it by the wall clock."""
+
+    __slots__ = ("acked", "begun", "late", "rows", "start_ns")
+
+    def __init__(self) -> None:
+        self.rows: dict[str, tuple[int, LedgerRow]] = {}  # with the number of its decision
+        self.start_ns = -1
+        self.begun = 0
+        self.acked = self.late = 0
+
+    def committed(self, number: int, row: LedgerRow) -> None:
+        if row.ended_wall_ns >= self.start_ns:
+            self.acked += row.cost_nusd
+        elif number >= self.begun:
+            self.late += row.cost_nusd
+
+    def recount(self, disk: Disk) -> None:
+        self.acked = self.late = 0
+        for request_id, (number, row) in self.rows.items():
+            if request_id in disk.rows:
+                self.committed(number, row)
+
+
 class History:
     """`leased_nusd`: money that each request admitted from a lease holds; `leased_by` the same per tenant. `admitted`
     counts requests admitted from leases."""
@@ -51,8 +77,11 @@ class History:
         self._worst: dict[str, tuple[str, int]] = {}  # request -> tenant, the most that it can cost
         self._holds: dict[str, tuple[str, int, int]] = {}  # request -> tenant, tokens, when (loop time)
         self._ends: dict[str, tuple[int, int]] = {}  # request -> tokens used, when
-        self._decided: dict[str, LedgerRow] = {}
-        self._windows: dict[str, tuple[int, int]] = {}  # tenant -> start of its window, rows decided before it
+        self._decided: set[str] = set()
+        self._number = 0
+        self._accounts: defaultdict[str, _Account] = defaultdict(_Account)
+        self._pending: dict[str, tuple[int, LedgerRow]] = {}  # decided and not known to be on disk
+        self._open: Counter[str] = Counter()  # the most that a tenant's undecided requests can cost
         self.begun: Counter[str] = Counter()  # windows of its budget that a tenant has been seen in
 
     # -- what happens -----------------------------------------------------------------------------------------
@@ -64,7 +93,10 @@ class History:
         offer = grant.offer
         output = offer.max_tokens * max(1, offer.best_of)
         worst = grant.price.cost_nusd(input_tokens=offer.prompt_tokens, cached_tokens=0, output_tokens=output)
-        self._worst[grant.request_id] = (tenant, max(worst, grant.reserved_nusd))
+        worst = max(worst, grant.reserved_nusd)
+        self._worst[grant.request_id] = (tenant, worst)
+        if grant.request_id not in self._decided:
+            self._open[tenant] += worst
         self._holds[grant.request_id] = (tenant, grant.reserved_tokens, submitted_mono_ns - MONO_START_NS)
 
     def lease(self, gateway: str, lease: Lease) -> None:
@@ -97,38 +129,67 @@ class History:
     def written(self, rows: Iterable[LedgerRow]) -> None:
         """Rows that a controller has decided and that are on their way to the disk; a crash may still lose them."""
         for row in rows:
-            self._decided[row.request_id] = row
+            request_id, account = row.request_id, self._accounts[row.tenant]
+            if request_id not in self._decided:
+                self._decided.add(request_id)
+                tenant, worst = self._worst.get(request_id, (row.tenant, 0))
+                self._open[tenant] -= worst
+            known = account.rows.get(request_id)
+            if known is None:
+                account.rows[request_id] = self._pending[request_id] = (self._number, row)
+                self._number += 1
+            else:
+                self._reword(account, known[0], row)
             # What it held was free from the middle of the turn on, whose effects are seen at its end.
-            self._ends[row.request_id] = (row.prompt_tokens + row.output_tokens, self._loop.now_ns - TURN_NS)
+            self._ends[request_id] = (row.prompt_tokens + row.output_tokens, self._loop.now_ns - TURN_NS)
+
+    def _reword(self, account: _Account, number: int, row: LedgerRow) -> None:
+        """A second word about a request takes the place of the first."""
+        self._commit()
+        account.rows[row.request_id] = (number, row)
+        if row.request_id in self._pending:
+            self._pending[row.request_id] = (number, row)
+        account.recount(self._disk)
+
+    def _commit(self) -> None:
+        """Note which decisions have reached the disk."""
+        for request_id, (number, row) in list(self._pending.items()):
+            if request_id in self._disk.rows:
+                del self._pending[request_id]
+                self._accounts[row.tenant].committed(number, row)
 
     def restarted(self) -> None:
         """A new controller knows what is on disk: decisions that are not there are unknown again."""
-        self._decided = {name: row for name, row in self._decided.items() if name in self._disk.rows}
+        for account in self._accounts.values():
+            account.rows = {name: kept for name, kept in account.rows.items() if name in self._disk.rows}
+            account.recount(self._disk)
+        self._pending.clear()
+        self._decided = {name for account in self._accounts.values() for name in account.rows}
+        self._open = Counter()
+        for request_id, (tenant, worst) in self._worst.items():
+            if request_id not in self._decided:
+                self._open[tenant] += worst
 
     # -- what must hold ---------------------------------------------------------------------------------------
 
     def look(self, cell: Cell) -> None:
         """Spent money of the present window against the interval of the history."""
-        acked: Counter[str] = Counter()
-        unknown: Counter[str] = Counter()
-        starts = {name: state.budget.bounds[0] for name, state in cell.tenants.items()}
-        for name, start_ns in starts.items():
-            if self._windows.get(name, (-1, 0))[0] != start_ns:
-                self.begun[name] += self._windows.get(name, (-1, 0))[0] < start_ns
-                self._windows[name] = (start_ns, len(self._decided))
-        for number, (request_id, row) in enumerate(self._decided.items()):
-            start_ns, before = self._windows.get(row.tenant, (0, 0))
-            if request_id in self._disk.rows and row.ended_wall_ns >= start_ns:
-                acked[row.tenant] += row.cost_nusd
-            elif number >= before:
-                unknown[row.tenant] += row.cost_nusd
-        for request_id, (tenant, worst) in self._worst.items():
-            if request_id not in self._decided:
-                unknown[tenant] += worst
+        self._commit()
         for name, state in cell.tenants.items():
-            spent, low = state.budget.spent, acked[name]
-            if not low <= spent <= low + unknown[name]:
-                self._fail(f"{name}: {spent} nano-dollars spent, the history allows {low} to {low + unknown[name]}")
+            account, start_ns = self._accounts[name], state.budget.bounds[0]
+            if account.start_ns != start_ns:
+                self.begun[name] += account.start_ns < start_ns
+                account.start_ns, account.begun = start_ns, self._number
+                account.recount(self._disk)
+        pending: Counter[str] = Counter()
+        for number, row in self._pending.values():
+            if number >= self._accounts[row.tenant].begun:
+                pending[row.tenant] += row.cost_nusd
+        for name, state in cell.tenants.items():
+            spent, account = state.budget.spent, self._accounts[name]
+            low = account.acked
+            if spent != low and not low <= spent <= (high := low + account.late + self._open[name] + pending[name]):
+                self._fail(f"{name}: {spent} nano-dollars spent, the history allows {low} to {high}")
 
     def final(self, cell: Cell, crashes: int) -> None:
         """Admitted tokens in any stretch of time: a bucket of the quota, filled by reservations and emptied by time and

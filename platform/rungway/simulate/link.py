@@ -69,10 +69,12 @@ class Link:
         from_client = sender is self.client
         if not (self.client_up if from_client else self.server_up):
             return False
-        loop = self.wire.loop
-        when = max(self._last[from_client], loop.now_ns + self.wire.delay_ns())
-        self._last[from_client] = when
-        self.wire.sent += 1
+        wire, loop, last = self.wire, self.wire.loop, self._last
+        when = loop.now_ns + wire.delay_ns()
+        if when < last[from_client]:
+            when = last[from_client]
+        last[from_client] = when
+        wire.sent += 1
         loop.at(when, self._deliver, from_client, message, self.session)
         return True
 

@@ -31,7 +31,7 @@ class Loop:
     def at(self, when_ns: int, call: Call, *args: object) -> None:
         """Plan a call; one for the past runs as soon as possible."""
         self._serial += 1
-        heappush(self._heap, (max(when_ns, self.now_ns), self._serial, call, args))
+        heappush(self._heap, (when_ns if when_ns > self.now_ns else self.now_ns, self._serial, call, args))
 
     def after(self, delay_ns: int, call: Call, *args: object) -> None:
         self.at(self.now_ns + delay_ns, call, *args)
@@ -47,7 +47,8 @@ class Loop:
 
     def now(self) -> Now:
         """This moment as the controller sees it."""
-        return Now(MONO_START_NS + self.now_ns, self.wall_ns())
+        now_ns = self.now_ns
+        return Now(MONO_START_NS + now_ns, WALL_START_NS + now_ns + self.wall_step_ns)
 
     def clocks(self) -> tuple[int, int]:
         """This moment as a gateway sees it: its monotonic clock starts with the loop."""

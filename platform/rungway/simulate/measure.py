@@ -84,10 +84,11 @@ class Sampler:
         total = Counter(self._closed)
         for replica in self.world.replicas.values():
             self._close(replica, total)
+            steps, tier = replica.batch.steps_at(self.world.loop.now_ns), replica.version.tier
             for job in replica.batch.running.values():
                 if job.state in ("prefill", "decode"):
-                    emitted = replica.batch.emitted(job, self.world.loop.now_ns)
-                    total[(replica.version.tier, job.share)] += job.prompt - job.cached + 2 * emitted
+                    emitted = min(steps - job.joined, job.target) if job.state == "decode" else job.finished
+                    total[(tier, job.share)] += job.prompt - job.cached + 2 * emitted
         return dict(total)
 
     def _close(self, replica: SimReplica, total: Counter[Key]) -> None:

@@ -49,6 +49,8 @@ class PrefixCache:
 
     def news(self, *, full: bool) -> PrefixNews | None:
         """What came and went since the last call, or all that is there; None where there is nothing to say."""
+        if not (full or self._changed):
+            return None
         changed, self._changed = self._changed, {}
         if full:
             return PrefixNews(True, [block_key(*block) for block in self._blocks], [])

@@ -193,16 +193,17 @@ class SimReplica:
         if self.link is None or not self.link.client_up:
             return
         progress = []
+        steps = self.batch.steps_at(self.loop.now_ns)
         for open_ in self._open.values():
             job = open_.job
-            emitted = self.batch.emitted(job, self.loop.now_ns)
+            emitted = min(steps - job.joined, job.target) if job.state == "decode" else job.finished
             if emitted > open_.reported:
                 open_.reported = emitted
                 progress.append((job.request_id, job.attempt, emitted))
         prefixes = self.batch.prefixes.news(full=self._all_prefixes)
         self._all_prefixes = False
         self.link.send(self, Report(self.name, self.stats(), progress, prefixes=prefixes))
-        for key, (end, sent_ns) in list(self.owed.items()):
+        for key, (end, sent_ns) in list(self.owed.items()) if self.owed else ():
             if self.loop.now_ns - sent_ns >= RESEND_NS:
                 self.owed[key] = (end, self.loop.now_ns)
                 self.link.send(self, AttemptEnded(end))

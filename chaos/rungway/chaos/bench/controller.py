@@ -30,6 +30,7 @@ BATCH = 32
 TURN_NS = 5 * NS_PER_MS
 TICK_TURNS = 10
 DECISIONS = 30_000
+REPLICAS = 4
 BAR_PER_S = 3000.0
 DECISION_P99_MS = 5.0
 REFUSAL_P99_MS = 1.0
@@ -61,13 +62,15 @@ def _platform() -> Platform:
 
 
 class _Drive:
-    """Gateway and replicas of a core on a virtual clock: what was granted in one turn ends in the next."""
+    """Gateway and replicas (so many, dealt out to two tiers) of a core on a virtual clock: what was granted in one turn
+    ends in the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, replicas: int) -> None:
         self.turns = 0
         self.core = Core(_platform(), load_default(), self.now)
         self.core.gateway_hello("g1", [], self.now)
-        self.replicas = [("small-r1", "small"), ("small-r2", "small"), ("large-r1", "large"), ("large-r2", "large")]
+        tiers = ["small" if number % 2 == 0 else "large" for number in range(replicas)]
+        self.replicas = [(f"{tier}-r{number // 2 + 1}", tier) for number, tier in enumerate(tiers)]
         for replica_id, tier in self.replicas:
             info = ReplicaInfo(replica_id, "", tier, f"{tier}-v1", 256, 1_000_000)
             self.core.replica_hello(info, self.now)
@@ -174,10 +177,10 @@ def _half_rate(drive: _Drive, wanted: int, per_s: float, chance: random.Random) 
     return waits
 
 
-def _refusals(chance: random.Random, wanted: int) -> tuple[list[float], int]:
+def _refusals(chance: random.Random, wanted: int, replicas: int) -> tuple[list[float], int]:
     """All tenants wait in a full pool behind clients' deadlines that cannot be met: how long each no takes, and how many
     of the answers were one."""
-    drive = _Drive()
+    drive = _Drive(replicas)
     for number in range(TENANTS):
         ask = _asks(drive, 20_000_000 + number, chance, 1)[0]
         drive.core.submit(msgspec.structs.replace(ask, tenant=f"t{number}", model="small", tiers=("small",)), drive.now)
@@ -191,10 +194,10 @@ def _refusals(chance: random.Random, wanted: int) -> tuple[list[float], int]:
     return took, said_no
 
 
-def bench_controller(*, quick: bool, say: Say) -> Report:
+def bench_controller(*, quick: bool, say: Say, replicas: int = REPLICAS) -> Report:
     """CPU time of the core per decision, and how long one turn of a batch takes."""
     wanted = DECISIONS // 10 if quick else DECISIONS
-    drive, chance = _Drive(), random.Random(1)
+    drive, chance = _Drive(replicas), random.Random(1)
     turns_ms: list[float] = []
     spent_ns = warm = 0
     for start in range(0, wanted + BATCH * 20, BATCH):
@@ -212,14 +215,15 @@ def bench_controller(*, quick: bool, say: Say) -> Report:
     p50, p99 = percentile(turns_ms, 0.5), percentile(turns_ms, 0.99)
     say(f"{decided} decisions, {per_s:.0f}/s of CPU time; a turn of {BATCH}: p50 {p50:.2f} ms, p99 {p99:.2f} ms")
     report = Report(
-        "controller", notes=[surroundings(), f"{TENANTS} tenants, batches of {BATCH}, CPU time of one core"]
+        "controller",
+        notes=[surroundings(), f"{TENANTS} tenants, {replicas} replicas, batches of {BATCH}, CPU time of one core"],
     )
     report.at_least("decisions/s of the core alone", per_s, BAR_PER_S, "")
     asked = wanted + BATCH * 20
     report.at_least("requests granted and settled / asked", drive.rows / asked, 1 - 2 * BATCH / asked, "")
     row: dict[str, Any] = {"decisions": decided, "per_s": round(per_s), "turn_ms_p50": p50, "turn_ms_p99": p99}
     waits = _half_rate(drive, wanted // 2, per_s, chance)
-    refusals, said_no = _refusals(chance, wanted // 10)
+    refusals, said_no = _refusals(chance, wanted // 10, replicas)
     for name, values, bar_ms in (("decision", waits, DECISION_P99_MS), ("refusal", refusals, REFUSAL_P99_MS)):
         row[f"{name}_ms_p50"], row[f"{name}_ms_p99"] = percentile(values, 0.5), percentile(values, 0.99)
         say(f"{name}: p50 {row[f'{name}_ms_p50']:.3f} ms, p99 {row[f'{name}_ms_p99']:.3f} ms")
