@@ -9,10 +9,12 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from rungway.engine import verify
 from rungway.engine.answer import NOT_FINITE, Answer, Said, refused
-from rungway.engine.beams import Beams
+from rungway.engine.beams import Beams, Stops
+from rungway.engine.detokenize import written
 from rungway.engine.drafts import Speculation
 from rungway.engine.grammar import Grammar
 from rungway.engine.meter import Meter
@@ -167,7 +169,8 @@ class Core:
     def _beams(self, work: Work, limit: int) -> Beams:
         ask, prompt = work.sampling, len(work.prompt_ids)
         ends = frozenset(ask.stop_token_ids) | (frozenset() if ask.ignore_eos else self._vocabulary.eos_ids)
-        return Beams(ask, width=work.sequences, prompt=prompt, most=limit - prompt, ends=ends)
+        stops = Stops(ask.stop, partial(written, self._vocabulary, specials=not ask.skip_special_tokens))
+        return Beams(ask, width=work.sequences, prompt=prompt, most=limit - prompt, ends=ends, stops=stops)
 
     def _draft(self, step: list[Slice]) -> list[Slice]:
         """The step with drafts, as far as there is room for them."""
