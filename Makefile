@@ -68,9 +68,10 @@ test-kernels: $(STAMP) ## The kernels' tests: references, Triton's interpreter, 
 	$(BIN)/pytest tests/kernels
 	$(BIN)/python -m rungway.kernels.compile_check 80 90 100
 
-test-gpu: $(STAMP) ## Check and time the kernels on a CUDA device (OUT= folder for JSON and table), then the tests marked gpu
-	$(BIN)/python -m rungway.kernels.gpu_check $(if $(OUT),--json $(OUT)/kernels.json --markdown $(OUT)/kernels.md)
-	$(BIN)/pytest -m gpu tests/engine
+test-gpu: $(STAMP) ## Check and time the kernels on a CUDA device (OUT= folder for JSON, table and tiles, SEARCH=1 tries tiles), then the tests marked gpu
+	@$(BIN)/python -m rungway.kernels.gpu_check $(if $(SEARCH),--search --seconds 900) \
+	  $(if $(OUT),--json $(OUT)/kernels.json --markdown $(OUT)/kernels.md --tiles $(OUT)/tiles.json); status=$$?; \
+	$(BIN)/pytest -m gpu tests/engine && exit $$status
 
 clean: ## Remove .venv and caches (state directories stay)
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -216,7 +216,7 @@ def test_blocks_far_in_a_large_pool_are_read_and_written_where_they_are() -> Non
         compare(KERNELS[name].triton()(*asked), expected, torch.float16)
 
 
-@pytest.mark.parametrize("family", ["llama-llama3", "gemma3"])
+@pytest.mark.parametrize("family", ["gemma3"])
 def test_an_engine_through_the_kernels_says_what_transformers_says(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

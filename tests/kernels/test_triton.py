@@ -5,6 +5,7 @@ Both need a process of their own: whether Triton interprets is decided by the en
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -30,6 +31,24 @@ def test_interpreted_kernels_match_their_references() -> None:
     result = run("pytest", "-q", "-p", "no:cacheprovider", "tests/kernels/interpreted.py", TRITON_INTERPRET="1")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "passed" in result.stdout and "skipped" not in result.stdout
+
+
+def test_launches_compile_as_the_launch_code_makes_them() -> None:
+    result = run("pytest", "-q", "-p", "no:cacheprovider", "tests/kernels/launched.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "passed" in result.stdout and "skipped" not in result.stdout
+
+
+def test_gpu_check_runs_through_under_the_interpreter(tmp_path: Path) -> None:
+    """All but the device: its processes, records, files and the search for tiles."""
+    files = [f"--{name}={tmp_path / name}" for name in ("json", "markdown", "tiles")]
+    result = run("rungway.kernels.gpu_check", "--dry", "--search", *files, "--only", "paged_decode_attention")
+    said = json.loads((tmp_path / "json").read_text())
+    assert (said["wrong"], said["failed"]) == (0, 0), result.stdout
+    kinds = [record["kind"] for record in said["records"]]
+    assert [kinds.count(kind) for kind in ("check", "rates", "time", "tile")] == [2, 1, 1, 1]
+    assert "| paged_decode_attention |" in (tmp_path / "markdown").read_text()
+    assert json.loads((tmp_path / "tiles").read_text()).keys() <= {"paged_decode_attention"}
 
 
 def test_kernels_compile_for_real_gpus_within_their_budgets() -> None:

@@ -10,14 +10,16 @@ verification has them, share the tile. Split along the context: Flash-Decoding (
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from rungway.kernels.attention_tile import attend_tile, nothing_seen, shape_of
+from rungway.kernels.devices import architecture
 from rungway.kernels.sizes import ROWS_MAX
+from rungway.kernels.tiles import chosen
 
 
 class Config(NamedTuple):
@@ -30,8 +32,18 @@ class Config(NamedTuple):
     stages: int
 
 
+NEIGHBOURS = {"tile": (32, 64, 128), "segment": (256, 512, 1024), "warps": (4, 8), "stages": (3, 5)}
+
+
+def plan(kernel: str, q: torch.Tensor, *_rest: Any) -> tuple[tuple[int, ...], Config]:
+    """What the choice of a tile depends on for these arguments, and the tile: tiles.py."""
+    key = architecture(q), q.shape[2], q.element_size()
+    found = chosen(kernel, key)
+    return key, config_for(*key[1:]) if found is None else Config(*found)
+
+
 def config_for(dim: int, itemsize: int) -> Config:
-    """Two programs of these fit the shared memory of an A100's multiprocessor, three that of an H100's. Addresses come from
+    """Reasoned, not measured. Two programs of these fit the shared memory of an A100's multiprocessor, three that of an H100's. Addresses come from
     a load themselves: of five stages two are in flight ahead of the products."""
     tile = 64 if dim * itemsize <= 256 else 32 if dim * itemsize <= 512 else 16
     return Config(segments=32, segment=512, tile=tile, warps=4, stages=5)
@@ -172,7 +184,7 @@ def paged_decode_attention(
     out = torch.zeros_like(q) if out is None else out
     if tokens == 0 or batch == 0:
         return out
-    config = config or config_for(dim, q.element_size())
+    config = config or plan("paged_decode_attention", q)[1]
     segments = max(1, min(config.segments, triton.cdiv(width * block_tokens, config.segment)))
     direct = segments == 1  # the same result bit for bit: merging one segment multiplies by 1
     scratch = q.new_empty((tokens * heads, 0 if direct else segments, dim + 2), dtype=torch.float32)
@@ -186,7 +198,7 @@ def paged_decode_attention(
         width, segments, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
         GROUP=group, ROWS=max(16, triton.next_power_of_2(group * max_queries)), DIM=dim, DIM_BLOCK=dim_block,
         BLOCK_TOKENS=block_tokens, WINDOWED=window > 0, CAPPED=soft_cap > 0.0, DIRECT=direct,
-        num_warps=config.warps, num_stages=config.stages, **shape,
+        enable_fp_fusion=True, num_warps=config.warps, num_stages=config.stages, **shape,
     )  # fmt: skip
     if not direct:
         _merge[(batch, heads, max_queries)](
@@ -200,6 +212,7 @@ def paged_decode_attention(
             segments,
             DIM=dim,
             DIM_BLOCK=dim_block,
+            enable_fp_fusion=True,
             num_warps=4,
             **shape,
         )

@@ -40,5 +40,7 @@ def _launch(gate_up: torch.Tensor, *, gelu: bool) -> torch.Tensor:
     size = twice // 2
     out = gate_up.new_empty((tokens, size))
     if tokens:
-        _glu[(tokens, triton.cdiv(size, BLOCK))](gate_up, out, size, GELU=gelu, BLOCK=BLOCK, num_warps=4)
+        _glu[(tokens, triton.cdiv(size, BLOCK))](
+            gate_up, out, size, GELU=gelu, BLOCK=BLOCK, enable_fp_fusion=True, num_warps=4
+        )
     return out

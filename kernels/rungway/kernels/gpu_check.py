@@ -1,102 +1,129 @@
-"""`python -m rungway.kernels.gpu_check [--json FILE] [--markdown FILE]`: check and time every kernel on this machine's CUDA
-device.
+"""`python -m rungway.kernels.gpu_check [--search] [--json FILE] [--markdown FILE] [--tiles FILE]`: check and time every kernel
+on this machine's CUDA device. Needs torch and Triton, nothing else.
 
 Right: on the small cases, in float32, float16 and bfloat16, the error against the float32 reference is at most twice what
 the reference itself loses by rounding its result to that type; sampled tokens are the same. Fast: on the large cases, in
 bfloat16, the least memory traffic over time as a fraction of the bandwidth of a plain copy, or operations over time as a
-fraction of the rate of a large product, both measured here. Prints one line a case; exits 0 when all are right and every bar
-is reached, 1 when not, 2 without CUDA or Triton.
+fraction of the rate of a large product, both measured beside it. `--search` also tries tiles around those in use (tiles.py).
+
+Each kernel runs in processes of its own (gpu_parts.py), checks several at once, the others one by one: whatever one does, the
+others are reported. All ends after `--seconds`; what was not reached counts as failed. Prints one line a case and writes the
+files anew after each process; exits 0 when all are right and every bar is reached, 1 when not, 2 without CUDA or Triton.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import os
+import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rungway.kernels.case import Args, Case
-from rungway.kernels.gpu_time import Rates, Timing, measured, rates
-from rungway.kernels.registry import KERNELS, Kernel, KernelError
+from rungway.kernels.gpu_parts import TUNED, Record
+from rungway.kernels.gpu_time import Rates, Timing
+from rungway.kernels.registry import KERNELS
+from rungway.kernels.tiles import Table, merged, table
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_FLOOR = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # of results around 1: a few roundings
+SECONDS = 420
+_PART_SECONDS = 150  # of one kernel's process
+_JOBS = 4  # checks at once: most of their time is compilation
 
-
-def to_device(args: Args) -> Args:
-    """The same arguments on the GPU; strides are kept."""
-    return tuple(arg.cuda() if isinstance(arg, torch.Tensor) else arg for arg in args)
-
-
-def widened(args: Args) -> Args:
-    """The same numbers in float32, so that the reference rounds nothing. Each its own, as some are written to."""
-
-    def wide(arg: torch.Tensor) -> torch.Tensor:
-        return arg.float() if arg.is_floating_point() and arg.dtype != torch.float64 else arg.clone()
-
-    return tuple(wide(arg) if isinstance(arg, torch.Tensor) else arg for arg in args)
+Run = Callable[[str, str, float], list[Record]]
 
 
-def results(kernel: Kernel, returned: Any, args: Args) -> tuple[torch.Tensor, ...]:
-    """What a call returned and what it changed."""
-    made = returned if isinstance(returned, tuple) else (returned,)
-    return (*made, *(args[at] for at in kernel.writes))
+def run_part(part: str, kernel: str, seconds: float, *, dry: bool = False) -> list[Record]:
+    """What one process said, and how it ended where that was not well."""
+    command = [sys.executable, "-m", "rungway.kernels.gpu_parts", part, kernel, *(["--dry"] if dry else [])]
+    environment = os.environ | ({"TRITON_INTERPRET": "1"} if dry else {})
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        out, err = process.communicate(timeout=seconds)
+        why = None if process.returncode == 0 else f"ended with {process.returncode}: {' '.join(err.split())[-400:]}"
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, _ = process.communicate()
+        why = f"not done after {seconds:.0f} s"
+    return [*records_in(out), *([] if why is None else [failed(kernel, part, why)])]
 
 
-def error_of(kernel: Kernel, case: Case, dtype: torch.dtype) -> tuple[float, float]:
-    """(largest error of the kernel, largest error allowed), absolute."""
-    args = case.make(dtype)
-    wide, there = widened(args), to_device(args)
-    exact = results(kernel, kernel.reference(*wide), wide)
-    got = results(kernel, kernel.triton()(*there), there)
-    worst = allowed = 0.0
-    for one, true in zip(got, exact, strict=True):
-        if true.numel() == 0:
+def records_in(text: str) -> list[Record]:
+    """One a line; a line that was cut off is none."""
+    found = []
+    for line in text.splitlines():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
             continue
-        if not true.is_floating_point():
-            worst = max(worst, 0.0 if torch.equal(one.cpu(), true) else float("inf"))
-            continue
-        rounding = (true.to(dtype).float() - true).abs().max().item()
-        difference = (one.float().cpu() - true.float()).abs().max().item()
-        scale = max(1.0, true.abs().max().item())
-        worst = max(worst, difference if difference == difference else float("inf"))
-        allowed = max(allowed, 2 * rounding + _FLOOR[dtype] * scale)
-    return worst, allowed
+    return [record for record in found if isinstance(record, dict) and "kind" in record]
 
 
-def check_all() -> int:
-    """Number of wrong cases."""
-    wrong = 0
-    for kernel in KERNELS.values():
-        for case in kernel.small:
-            for dtype in DTYPES:
-                worst, allowed = error_of(kernel, case, dtype)
-                good = worst <= allowed
-                wrong += not good
-                name = str(dtype).removeprefix("torch.")
-                print(f"{'ok' if good else 'WRONG':5} {kernel.name} {case.name} {name}: {worst:.2e} of {allowed:.2e}")
-    return wrong
+def failed(kernel: str, case: str, why: str) -> Record:
+    return {"kernel": kernel, "kind": "failed", "case": case, "why": why}
 
 
-def time_all(device: Rates) -> list[Timing]:
-    """Every large case in bfloat16, printed as it is measured."""
-    timings = []
-    for kernel in KERNELS.values():
-        function = kernel.triton()
-        for case in kernel.large:
-            timing = measured(kernel.name, case, function, to_device(case.make(torch.bfloat16)), device)
-            timings.append(timing)
-            print(f"{'time' if timing.reached else 'SLOW':5} {timing}")
-    return timings
+def all_parts(names: list[str], run: Run, seconds: float, *, tiles: bool) -> Iterator[list[Record]]:
+    """What each process said, in order."""
+    end = time.monotonic() + seconds
+
+    def one(part: str, kernel: str) -> list[Record]:
+        left = min(_PART_SECONDS, end - time.monotonic())
+        return run(part, kernel, left) if left > 0 else [failed(kernel, part, "not run: out of time")]
+
+    with ThreadPoolExecutor(_JOBS) as several:
+        yield from several.map(lambda name: one("check", name), names)
+    for name in names:
+        yield one("time", name)
+    for name in names if tiles else []:
+        if name in TUNED:
+            yield one("search", name)
 
 
-def markdown(device: Rates, timings: list[Timing]) -> str:
+def line_of(record: Record) -> str:
+    """For people."""
+    kernel, kind = record["kernel"], record["kind"]
+    if kind == "check":
+        verdict = "ok" if record["good"] else "WRONG"
+        return f"{verdict:6} {kernel} {record['case']}: {record['worst']:.2e} of {record['allowed']:.2e}"
+    if kind == "time":
+        return f"{'time' if record['reached'] else 'SLOW':6} {timing_in(record)}"
+    if kind == "rates":
+        return f"{'rates':6} {kernel}: {rates_in(record)}"
+    if kind == "tile":
+        tried = f"{record['tried']} tried, {record['out']} not possible"
+        return f"{'tile':6} {kernel} {record['key']}: {record['tile']}, {record['gain']:.0%} faster ({tried})"
+    return f"{'FAILED':6} {kernel} {record['case']}: {record['why']}"
+
+
+def timing_in(record: Record) -> Timing:
+    return Timing(*(record[name] for name in Timing._fields))
+
+
+def rates_in(record: Record) -> Rates:
+    return Rates(*(record[name] for name in Rates._fields))
+
+
+def measured_tiles(records: list[Record]) -> Table:
+    """What `--search` found, as tiles.json has it."""
+    found: Table = {}
+    for record in records:
+        if record["kind"] == "tile" and record["gain"] > 0:
+            found.setdefault(record["kernel"], {})[record["key"]] = record["tile"]
+    return found
+
+
+def markdown(records: list[Record]) -> str:
     """Rows for docs/benchmarks.md."""
-    lines = [f"{device}", "", "| kernel | case | us | of | fraction | bar |", "|---|---|---|---|---|---|"]
-    for one in timings:
+    device = next((str(rates_in(record)) for record in records if record["kind"] == "rates"), "nothing was measured")
+    lines = [device, "", "| kernel | case | us | of | fraction | bar |", "|---|---|---|---|---|---|"]
+    for one in (timing_in(record) for record in records if record["kind"] == "time"):
         bar = "" if one.bar is None else f"{one.bar:.0%}"
         lines.append(
             f"| {one.kernel} | {one.case} | {one.seconds * 1e6:.0f} | {one.metric} | {one.fraction:.0%} | {bar} |"
@@ -104,30 +131,61 @@ def markdown(device: Rates, timings: list[Timing]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="gpu_check")
-    parser.add_argument("--json", type=Path, help="write the timings here")
-    parser.add_argument("--markdown", type=Path, help="write rows for docs/benchmarks.md here")
-    asked = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        print("gpu_check: there is no CUDA device here; the kernels were not run", file=sys.stderr)
-        return 2
-    try:
-        wrong = check_all()
-    except KernelError as error:
-        print(f"gpu_check: {error}", file=sys.stderr)
-        return 2
-    device = rates()
-    print(device)
-    timings = time_all(device)
+def verdict(records: list[Record]) -> dict[str, int]:
+    """How many cases are wrong, slow, failed."""
+    return {
+        "wrong": sum(record["kind"] == "check" and not record["good"] for record in records),
+        "slow": sum(record["kind"] == "time" and not record["reached"] for record in records),
+        "failed": sum(record["kind"] == "failed" for record in records),
+    }
+
+
+def write(asked: argparse.Namespace, records: list[Record]) -> None:
     if asked.json:
-        rows = [one._asdict() | {"reached": one.reached} for one in timings]
-        asked.json.write_text(json.dumps({"device": device._asdict(), "wrong": wrong, "timings": rows}, indent=1))
+        asked.json.write_text(json.dumps(verdict(records) | {"records": records}, indent=1))
     if asked.markdown:
-        asked.markdown.write_text(markdown(device, timings))
-    slow = sum(not one.reached for one in timings)
-    print("all right" if wrong + slow == 0 else f"{wrong} cases are wrong, {slow} below their bar")
-    return 1 if wrong + slow else 0
+        asked.markdown.write_text(markdown(records))
+    if asked.tiles:
+        asked.tiles.write_text(json.dumps(merged(table(), measured_tiles(records)), indent=1) + "\n")
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="gpu_check")
+    parser.add_argument("--only", nargs="+", choices=list(KERNELS), default=list(KERNELS), help="these kernels alone")
+    parser.add_argument("--search", action="store_true", help="try other tiles as well")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"end after so long (default {SECONDS})")
+    parser.add_argument("--json", type=Path, help="write all records here")
+    parser.add_argument("--markdown", type=Path, help="write rows for docs/benchmarks.md here")
+    parser.add_argument("--tiles", type=Path, help="write a table of tiles here, to replace tiles.json")
+    parser.add_argument("--dry", action="store_true", help="without a device, by Triton's interpreter, few small cases")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str], run: Run | None = None) -> int:
+    asked = parsed(arguments)
+    for missing, what in (
+        (not asked.dry and not torch.cuda.is_available(), "there is no CUDA device here; the kernels were not run"),
+        (importlib.util.find_spec("triton") is None, "the package triton is not installed"),
+    ):
+        if missing:
+            print(f"gpu_check: {what}", file=sys.stderr)
+            return 2
+    records: list[Record] = []
+
+    def plain(part: str, kernel: str, seconds: float) -> list[Record]:
+        return run_part(part, kernel, seconds, dry=asked.dry)
+
+    for some in all_parts(asked.only, run or plain, asked.seconds, tiles=asked.search):
+        records += some
+        for record in some:
+            print(line_of(record), flush=True)
+        write(asked, records)
+    counts: dict[str, Any] = verdict(records)
+    bad = sum(counts.values())
+    print(
+        "all right" if not bad else "{wrong} cases are wrong, {slow} below their bar, {failed} failed".format(**counts)
+    )
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -47,9 +48,39 @@ class Timing(NamedTuple):
         return f"{self.kernel} {self.case}: {self.seconds * 1e6:.0f} us, {self.fraction:.0%} of {self.metric}{bar}"
 
 
-def seconds(call: Callable[[], Any]) -> float:
-    """Median time of one call on the device as it is in a captured graph: without what launching from Python takes, and with
-    the second-level cache flushed before each."""
+class Stopwatch:
+    """Times calls on the CUDA device; `dry`: calls of the interpreter, whose times mean nothing, on the CPU."""
+
+    def __init__(self, dry: bool = False) -> None:
+        self.device = "cpu" if dry else "cuda"
+        self._dry = dry
+
+    def seconds(self, call: Callable[[], Any]) -> float:
+        """Median time of one call on the device as it is in a captured graph: without what launching from Python takes, and
+        with the second-level cache flushed before each."""
+        if self._dry:
+            started = time.perf_counter()
+            call()
+            return time.perf_counter() - started
+        return _on_device(call)
+
+    def rates(self) -> Rates:
+        """Measured now."""
+        if self._dry:
+            return Rates("the interpreter", 1e9, 1e9)
+        source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
+        target = torch.empty_like(source)
+        copy = 2 * COPY_BYTES / self.seconds(lambda: target.copy_(source))
+        left, right = (torch.randn(PRODUCT_SIZE, PRODUCT_SIZE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+        gemm = 2 * PRODUCT_SIZE**3 / self.seconds(lambda: left @ right)
+        return Rates(torch.cuda.get_device_name(), copy, gemm)
+
+    def measured(self, kernel: str, case: Case, function: Callable[..., Any], args: Args, device: Rates) -> Timing:
+        """Times one case."""
+        return timing_of(kernel, case, self.seconds(lambda: function(*args)), device)
+
+
+def _on_device(call: Callable[[], Any]) -> float:
     for _ in range(3):
         call()
     torch.cuda.synchronize()
@@ -68,22 +99,6 @@ def seconds(call: Callable[[], Any]) -> float:
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) / 1000)
     return statistics.median(times)
-
-
-def rates() -> Rates:
-    """Measured now."""
-    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    copy = 2 * COPY_BYTES / seconds(lambda: target.copy_(source))
-    left, right = (torch.randn(PRODUCT_SIZE, PRODUCT_SIZE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    gemm = 2 * PRODUCT_SIZE**3 / seconds(lambda: left @ right)
-    return Rates(torch.cuda.get_device_name(), copy, gemm)
-
-
-def measured(kernel: str, case: Case, function: Callable[..., Any], args: Args, device: Rates) -> Timing:
-    """Times one case in bfloat16."""
-    took = seconds(lambda: function(*args))
-    return timing_of(kernel, case, took, device)
 
 
 def timing_of(kernel: str, case: Case, took: float, device: Rates) -> Timing:

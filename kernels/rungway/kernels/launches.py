@@ -82,7 +82,7 @@ def compiled_only(architecture: int) -> Iterator[list[Launch]]:
 
 def refusals(kernel: Kernel, case: Case, dtype: torch.dtype) -> str | None:
     """What Triton says to this launch, or None. Within `compiled_only`."""
-    from triton import CompilationError
+    from triton.compiler.errors import CompilationError
 
     try:
         kernel.triton()(*case.make(dtype))

@@ -8,7 +8,7 @@ a token's result does not depend on how its prompt was cut into chunks. Dao, arX
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -16,6 +16,7 @@ import triton.language as tl
 
 from rungway.kernels.attention_tile import attend_tile, nothing_seen, shape_of
 from rungway.kernels.devices import architecture
+from rungway.kernels.tiles import chosen
 
 
 class Config(NamedTuple):
@@ -27,8 +28,18 @@ class Config(NamedTuple):
     stages: int
 
 
+NEIGHBOURS = {"rows": (64, 128), "tile": (32, 64, 128), "warps": (4, 8), "stages": (2, 3, 5)}
+
+
+def plan(kernel: str, q: torch.Tensor, *_rest: Any) -> tuple[tuple[int, ...], Config]:
+    """As in decode_attention.py."""
+    where, dim, itemsize = key = architecture(q), q.shape[2], q.element_size()
+    found = chosen(kernel, key)
+    return key, config_for(dim, itemsize, where) if found is None else Config(*found)
+
+
 def config_for(dim: int, itemsize: int, architecture: int) -> Config:
-    """16-bit: two warp groups of 64 rows each, which is what Hopper's wgmma takes; before Hopper, what registers hold."""
+    """Reasoned, not measured. 16-bit: two warp groups of 64 rows each, which is what Hopper's wgmma takes; before Hopper, what registers hold."""
     if itemsize == 4:
         return Config(rows=32, tile=32, warps=4, stages=2)
     if architecture < 90:
@@ -119,13 +130,13 @@ def paged_prefill_attention(
     out = torch.zeros_like(q) if out is None else out
     if tokens == 0 or batch == 0:
         return out
-    config = config or config_for(dim, q.element_size(), architecture(q))
+    config = config or plan("paged_prefill_attention", q)[1]
     group = heads // kv_heads
     rows = max(config.rows, triton.next_power_of_2(group))
     _prefill[(triton.cdiv(max_queries, rows // group), kv_heads, batch)](
         q, k_cache, v_cache, block_tables, context_lens, query_starts, out, scale, soft_cap, window, heads, width,
         k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
         GROUP=group, ROWS=rows, DIM=dim, DIM_BLOCK=max(16, triton.next_power_of_2(dim)), BLOCK_TOKENS=block_tokens,
-        TILE=config.tile, WINDOWED=window > 0, CAPPED=soft_cap > 0.0, num_warps=config.warps, num_stages=config.stages,
+        TILE=config.tile, WINDOWED=window > 0, CAPPED=soft_cap > 0.0, enable_fp_fusion=True, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return out

@@ -52,6 +52,6 @@ def rms_norm(
     rows = max(1, ELEMENTS // block)
     _rms_norm[(triton.cdiv(tokens, rows),)](
         x, x if residual is None else residual, weight, out, h, tokens, hidden, eps,
-        HAS_RESIDUAL=residual is not None, ROWS=rows, BLOCK=block, num_warps=min(max(block * rows // 512, 1), 16),
+        HAS_RESIDUAL=residual is not None, ROWS=rows, BLOCK=block, enable_fp_fusion=True, num_warps=min(max(block * rows // 512, 1), 16),
     )  # fmt: skip
     return out, h

@@ -55,6 +55,6 @@ def rope(
         _rope[(tokens,)](
             q, k, q_out, k_out, positions, frequencies, heads, kv_heads,
             HALF=dim // 2, HALF_BLOCK=triton.next_power_of_2(dim // 2), HEADS_BLOCK=triton.next_power_of_2(heads),
-            num_warps=4,
+            enable_fp_fusion=True, num_warps=4,
         )  # fmt: skip
     return q_out, k_out

@@ -97,6 +97,6 @@ def rope_kv(
             qkv, positions, frequencies, slots, qkv if norms is None else norms, q, k_cache, v_cache, eps, heads,
             kv_heads, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
             HALF=dim // 2, HALF_BLOCK=triton.next_power_of_2(dim // 2), HEADS_BLOCK=HEADS_BLOCK,
-            BLOCK_TOKENS=block_tokens, NORMED=norms is not None, num_warps=4,
+            BLOCK_TOKENS=block_tokens, NORMED=norms is not None, enable_fp_fusion=True, num_warps=4,
         )  # fmt: skip
     return q

@@ -270,10 +270,20 @@ def sample(
     listed = logits.new_empty((rows, CANDIDATES), dtype=torch.int32)
     known = logits if raw is None else raw
     _stats[(rows, chunks)](
-        logits, known, temperature, stats, first, vocabulary, chunks, HAS_RAW=raw is not None, CHUNK=CHUNK, num_warps=8
+        logits,
+        known,
+        temperature,
+        stats,
+        first,
+        vocabulary,
+        chunks,
+        HAS_RAW=raw is not None,
+        CHUNK=CHUNK,
+        enable_fp_fusion=True,
+        num_warps=8,
     )
     _pick[(rows,)](
         logits, known, temperature, top_k, top_p, min_p, uniform, stats, first, listed, tokens, logprobs, vocabulary,
-        chunks, CHUNK=CHUNK, CHUNKS=triton.next_power_of_2(chunks), SIZE=SIZE, ROOM=CANDIDATES, num_warps=8,
+        chunks, CHUNK=CHUNK, CHUNKS=triton.next_power_of_2(chunks), SIZE=SIZE, ROOM=CANDIDATES, enable_fp_fusion=True, num_warps=8,
     )  # fmt: skip
     return tokens, logprobs

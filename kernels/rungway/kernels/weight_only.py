@@ -9,15 +9,18 @@ Layouts: layouts.py. FP8 codes are read as bytes: a GPU without FP8 in hardware 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
+from rungway.kernels.devices import architecture
 from rungway.kernels.layouts import BLOCK
+from rungway.kernels.tiles import chosen
 
 INT8, INT4, FP8 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+_NAMES = ("int8_linear", "int4_linear", "fp8_linear")  # by kind
 PROGRAMS = 256  # that a decode product is cut into, about two for each multiprocessor of a large GPU
 SPLIT_MAX = 16
 
@@ -33,8 +36,20 @@ class Config(NamedTuple):
     stages: int
 
 
+NEIGHBOURS = {"outs": (64, 128), "ins": (64, 128, 256), "warps": (4, 8), "stages": (2, 3, 4, 5)}
+_RANGES = (16, 32, 64)
+
+
+def plan(kernel: str, x: torch.Tensor, codes: torch.Tensor, *_rest: Any) -> tuple[tuple[int, ...], Config]:
+    """As in decode_attention.py; the split is never part of a choice."""
+    key = architecture(x), next((most for most in _RANGES if x.shape[0] <= most), 128)
+    config = config_for(x.shape[0], codes.shape[0], x.shape[1])
+    found = chosen(kernel, key)
+    return key, config if found is None else Config(*found)._replace(split=config.split)
+
+
 def config_for(tokens: int, outs: int, ins: int) -> Config:
-    """By the number of tokens: 16 (decode), 32, 64 (small chunks, verification), 128 (prefill)."""
+    """Reasoned, not measured. By the number of tokens: 16 (decode), 32, 64 (small chunks, verification), 128 (prefill)."""
     if tokens > 64:
         return Config(outs=128, tokens=128, ins=64, split=1, warps=8, stages=3)
     if tokens > 16:
@@ -219,18 +234,18 @@ def _launch(
     y = x.new_empty((tokens, outs))
     if tokens == 0:
         return y
-    config = config or config_for(tokens, outs, ins)
+    config = config or plan(_NAMES[kind], x, codes)[1]
     split = config.split
     into = y if split == 1 else x.new_empty((split, tokens, outs), dtype=torch.float32)
     some = scales if bias is None else bias
     _linear[(triton.cdiv(outs, config.outs), triton.cdiv(tokens, config.tokens), split)](
         x, codes, scales, zeros, some, into, tokens, outs, ins,
         KIND=kind, GROUP=group, HAS_BIAS=bias is not None, EVEN=ins % config.ins == 0, OUTS=config.outs,
-        TOKENS=config.tokens, INS=config.ins, SPLIT=split, num_warps=config.warps, num_stages=config.stages,
+        TOKENS=config.tokens, INS=config.ins, SPLIT=split, enable_fp_fusion=True, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     if split > 1:
         _add_parts[(tokens, triton.cdiv(outs, 1024))](
             into, scales, some, y, outs, tokens * outs, HAS_SCALE=kind != INT4.value and group == 0,
-            HAS_BIAS=bias is not None, SPLIT=split, SIZE=1024, num_warps=4,
+            HAS_BIAS=bias is not None, SPLIT=split, SIZE=1024, enable_fp_fusion=True, num_warps=4,
         )  # fmt: skip
     return y
