@@ -11,14 +11,33 @@ from urllib.parse import quote_from_bytes
 import httpx
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rungway.engine.protocol import Delta, TokenLogprob
-from rungway.gateway.answer import Facts
+from rungway.gateway.answer import Facts, text_logprobs
 from rungway.gateway.sse import Frames
 from unit.gateway_rig import KEY, frames, listening, running, said
 
 TEXT = "ďábel 日本語 👩‍👩‍👧 🔥\r\n\u2028end"
 MODELS = ["small", "auto"]
+
+
+@given(st.text(alphabet=st.sampled_from("aé日😀\ufffd "), min_size=1, max_size=12), st.data())
+def test_completions_tell_pieces_of_characters_apart(text: str, data: st.DataObject) -> None:
+    """Alternatives that all read alike must not fall together, and offsets are those of characters in the text."""
+    raw = text.encode()
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(raw) - 1)))) if len(raw) > 1 else []
+    pieces = [raw[start:end] for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+    top = [(piece.decode("utf-8", "replace"), piece, -1.0) for piece in dict.fromkeys(pieces)]
+    tokens = [TokenLogprob(piece.decode("utf-8", "replace"), piece, -1.0, top) for piece in pieces]
+    shape = json.loads(text_logprobs(tokens, 5))
+    assert {len(listed) for listed in shape["top_logprobs"]} == {len(top)}
+    assert dict(zip(pieces, shape["tokens"], strict=True)).keys() == set(pieces)
+    assert len(set(shape["tokens"])) == len(set(pieces))
+    ends = [sum(map(len, pieces[:at])) for at in range(len(pieces))]
+    begun = [sum(1 for k in range(len(text)) if len(text[:k].encode()) < end) for end in ends]
+    assert shape["text_offset"] == [5 + count for count in begun]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -135,7 +135,10 @@ class Version(Section):
     )
     long_prefill_tokens: Annotated[int | None, rules.whole(1, words=("auto",))] = Field(
         default=None,
-        description="Most tokens of one prompt in a step that others share. `auto`: so many that a step with it takes about 2.5 times what its decodes take alone, as measured, and at most half a step.",
+        description="Most tokens of one prompt in a step that others share. `auto`: so many that a step with it takes about 2.25 times what its decodes would take alone with contexts as long as theirs are, as measured, and at most half a step.",
+    )
+    long_prefill_tokens_min: Count = Field(
+        default=4, description="With `auto`: at least so many, whatever they cost, so that a prompt gets on."
     )
     kv_watermark: Annotated[float, rules.number(0, 0.5)] = Field(
         default=0.01, description="Part of the KV blocks that an admission leaves free while others run."

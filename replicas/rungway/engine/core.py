@@ -106,12 +106,13 @@ class Core:
                 return [self._end(seq, "error", why) for seq in _concerned(step) if seq in self._answers]
         decoding = sum(item.size for item in step if _decodes(item))
         prefills = [(item.seq.computed, item.size) for item in step if not _decodes(item)]
+        read = self._scheduler.running.read
         with self._lock:
             for group, tokens in scored:
                 if group.scores is not None:
                     group.scores.take(tokens)
             deltas = self._advance(step, done, sampled)
-        self._measure(decoding, prefills, deltas)
+        self._measure(decoding, read, prefills, deltas)
         return deltas
 
     def check(self) -> list[str]:
@@ -260,13 +261,13 @@ class Core:
             usage = EngineUsage(len(work.prompt_ids), group.cached or 0, group.sampled)
         return answer.delta(said, usage)
 
-    def _measure(self, decoding: int, prefills: list[tuple[int, int]], deltas: list[Delta]) -> None:
-        """Of a step's rows `decoding` were of decoding sequences, the others of prefills (context, tokens). Steps with
+    def _measure(self, decoding: int, read: int, prefills: list[tuple[int, int]], deltas: list[Delta]) -> None:
+        """Of a step's rows `decoding` were of decoding sequences, which had computed `read` tokens, the others of prefills (context, tokens). Steps with
         drafts have no others."""
         said = sum(len(delta.token_ids) for delta in deltas)
         decoded = min(said, decoding) if prefills else said
         spent_ns = self._meter.stop(prefilled=sum(size for _, size in prefills), decoded=decoded)
-        self._scheduler.chunks.learn(decoding, prefills, spent_ns)
+        self._scheduler.chunks.learn(decoding, read, prefills, spent_ns)
         if self._speculation is not None and deltas and not prefills:
             self._speculation.timed(decoding, len(deltas))
 
