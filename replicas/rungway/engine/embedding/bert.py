@@ -142,13 +142,15 @@ class BertEncoder:
         return x
 
     def _product(self, linear: Projection, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([linear(rows) for rows in x.split(self._tile)]) if self._tile else linear(x)
+        return torch.cat([linear(x[rows]) for rows in self._tiles(x)]) if self._tile else linear(x)
 
     def _added(self, linear: Projection, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         if not self._tile:
             return linear.add(x, residual)
-        parts = zip(x.split(self._tile), residual.split(self._tile), strict=True)
-        return torch.cat([linear.add(rows, rest) for rows, rest in parts])
+        return torch.cat([linear.add(x[rows], residual[rows]) for rows in self._tiles(x)])
+
+    def _tiles(self, x: torch.Tensor) -> list[slice]:
+        return [slice(at, at + self._tile) for at in range(0, len(x), self._tile)]
 
     def _attend(self, qkv: torch.Tensor, runs: list[Run]) -> torch.Tensor:
         """[tokens, 3 * hidden] -> [tokens, hidden]."""
