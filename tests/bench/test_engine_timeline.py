@@ -18,6 +18,7 @@ from rungway.chaos.bench.engines.timeline import (
     percentile,
     prefill_rate,
     starvation,
+    tokens_beside,
 )
 from rungway.chaos.bench.engines.wire import Book
 from rungway.chaos.bench.report import Report
@@ -59,8 +60,14 @@ def test_starvation_compares_gaps_before_and_while_the_long_prompt_is_read() -> 
     before, during = steady(0, 1.0, 0.1, 11), steady(0, 2.5, 0.5, 4)
     after = steady(0, 4.1, 9.0, 3)  # when the prompt has been read, nothing counts any more
     whole = line(before, during, after, [Event(1, 4.05, 1, 0.0)], late_at_s=2.0)
-    assert starvation(whole, 1) == (pytest.approx(0.1), pytest.approx(0.5))
-    assert starvation(whole, 1, "cpu") == (pytest.approx(0.05), pytest.approx(0.25))
+    # without the prompt: slower once it has as many tokens as it had when the prompt came
+    alone = line(steady(0, 1.0, 0.1, 11), steady(0, 2.2, 0.2, 5))
+    assert starvation(whole, alone, 1, 11) == pytest.approx((0.1, 0.5, 0.2))
+    assert starvation(whole, alone, 1, 11, "cpu") == pytest.approx((0.05, 0.25, 0.1))
+    assert math.isnan(starvation(whole, line(before), 1, 99).alone), (
+        "a control that did not get that far proves nothing"
+    )
+    assert tokens_beside(whole, 1) == 15
 
 
 def test_percentile_is_the_nearest_rank() -> None:

@@ -106,11 +106,20 @@ def test_a_downgrade_leads_to_the_decision_behind_it(browser: WebDriver, history
     assert run(browser, "return window.hacked === undefined")
 
 
+BROKEN_WORDS = """
+document.querySelector("#view").style.width = "780px";
+const parts = [...document.querySelectorAll(".step b")].flatMap((name) => [...name.childNodes]);
+const lines = (part) => { const range = document.createRange(); range.selectNode(part); return range.getClientRects().length; };
+return parts.filter((part) => part.nodeType === 3 && lines(part) > 1).map((part) => part.data);
+"""
+
+
 def test_the_live_view_moves_and_shows_the_ladder(browser: WebDriver, history: History) -> None:
     sign_in(browser, history, "admin")
     open_view(browser, "live", "Live")
     shows(browser, ".stairs", "full", "small_tier", "defer", "interactive")
     shows(browser, "#view", "Pool large", "fake-small", "ready")
+    assert run(browser, BROKEN_WORDS) == [], "names of rungs break behind an underscore, if at all"
     before = text(browser, "#stamp")
     until(browser, lambda: text(browser, "#stamp") not in ("", before), "the page reads again by itself")
 

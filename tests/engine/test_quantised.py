@@ -13,14 +13,24 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from engine.native_kit import ByteVocabulary
-from rungway.engine import assemble, int4
+from rungway.engine import assemble, int4, precision
 from rungway.engine.architecture import read_architecture
 from rungway.engine.assemble import Sizes, module_parts
 from rungway.engine.errors import ModelError
 from rungway.engine.formats import FORMATS, INT8_GPU, Role, four_bits, plain
-from rungway.engine.int4 import CpuInt4Linear, KernelInt4Linear, best_factors, group_for, linear4, quantised
+from rungway.engine.int4 import (
+    CpuInt4Linear,
+    KernelInt4Linear,
+    Layer4,
+    best_factors,
+    group_for,
+    int4_works,
+    linear4,
+    quantised,
+)
 from rungway.engine.int8_kernel import KernelInt8Linear
 from rungway.engine.model import Decoder
+from rungway.engine.native_int4 import NativeInt4Linear, native4_works, native_group
 from rungway.engine.precision import Maker, candidates
 from rungway.engine.selftest import Likeness, likeness, probe_ids, read_through
 from rungway.engine.smoothing import weight_factors
@@ -32,6 +42,12 @@ CPU = torch.device("cpu")
 needs_int4 = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no 4-bit operator for this processor"
 )
+
+
+def by_cpu(weight: Int4Weight, bias: torch.Tensor | None = None) -> list[Layer4]:
+    """The layer by each way of computing it that this processor has."""
+    own = [NativeInt4Linear(weight, bias)] if native4_works() else []
+    return [*own, *([CpuInt4Linear(weight, bias)] if int4_works() and weight.shape[0] % 16 == 0 else [])]
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +108,13 @@ def test_rows_are_searched_in_pieces_with_the_same_result(monkeypatch: pytest.Mo
 def test_the_operator_computes_what_the_codes_say_and_rows_stay_apart(group: int) -> None:
     torch.manual_seed(0)
     weight, bias, x = quantised(torch.randn(48, 512), group), torch.randn(48), torch.randn(9, 512)
-    layer = CpuInt4Linear(weight, bias)
     expected = x @ weight.dense().T + bias
-    assert (layer(x) - expected).abs().max() < 0.02 * expected.abs().max()
     loud = x.clone()
     loud[1:] *= 50.0
-    assert torch.equal(layer(x)[0], layer(loud)[0]) and torch.equal(layer(x)[3:4], layer(x[3:4]))
+    for layer in by_cpu(weight, bias):
+        assert (layer(x) - expected).abs().max() < 0.02 * expected.abs().max()
+        assert torch.equal(layer(x)[0], layer(loud)[0]) and torch.equal(layer(x)[3:4], layer(x[3:4]))
+        assert torch.allclose(layer.add(x, expected), layer(x) + expected)
     assert torch.equal(layer.add(x, torch.ones(9, 48)), layer(x) + 1.0)
 
 
@@ -111,7 +128,7 @@ def test_sorted_inputs_are_put_into_the_order_of_the_columns() -> None:
     assert torch.equal(weight.dense()[:, order], kept.dense())
     assert (weight.dense() - plain_weight).abs().max() < 0.5
     expected = x @ weight.dense().T
-    for layer in (CpuInt4Linear(weight), KernelInt4Linear(weight)):
+    for layer in (*by_cpu(weight), KernelInt4Linear(weight)):
         assert (layer(x) - expected).abs().max() < 0.02 * expected.abs().max()
 
 
@@ -139,13 +156,25 @@ def test_groups_that_the_kernel_lacks_are_split_or_refused() -> None:
         KernelInt4Linear(quantised(torch.randn(16, 96), 24))
 
 
-def test_shapes_that_no_operator_has_stay_plain() -> None:
+def test_shapes_that_no_operator_has_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int4, "native4_faster", lambda: False)
     assert [group_for(size, 128) for size in (256, 576, 96, 48)] == [128, 64, 32, None]
     assert linear4(quantised(torch.randn(24, 64), 32), None, torch.float32) is None, "rows come in sixteens"
     made = Maker(four_bits("int4", CPU) or plain(torch.float32))
     x = torch.ones(1, 48)
     assert made(Role.OUT, torch.ones(16, 48))(x).tolist() == [[48.0] * 16]
     assert made(Role.OUT, torch.ones(24, 64))(torch.ones(1, 64)).tolist() == [[64.0] * 24]
+
+
+def test_own_kernels_take_any_number_of_outputs_and_split_large_groups() -> None:
+    weight = quantised(torch.randn(24, 96), 96)
+    assert native_group(weight) == 96 and native_group(quantised(torch.randn(8, 256), 256)) == 128
+    assert native_group(quantised(torch.randn(8, 48), 48)) is None
+    assert native_group(Int4Weight(weight.packed, weight.scales, weight.zeros + 0.5)) is None
+    for layer in by_cpu(weight):
+        x = torch.randn(3, 96)
+        expected = x @ weight.dense().T
+        assert (layer(x) - expected).abs().max() < 0.02 * expected.abs().max()
 
 
 @needs_int4
@@ -240,18 +269,12 @@ def test_four_bits_are_refused_where_nothing_computes_them(model: Any, monkeypat
         candidates("int4-g64", arch, CPU)
 
 
-@needs_int4
-def test_auto_takes_four_bits_only_where_they_are_faster_and_after_a_test(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arch = read_architecture(model.config.to_dict())
-    for cost, first in ((0.1, "int4-g32"), (9.0, "")):
-        monkeypatch.setattr(
-            "rungway.engine.precision._decode_cost_s", lambda _, kind, cost=cost: cost if kind.int4 else 1.0
-        )
-        names = [kind.name for kind in candidates("auto", arch, CPU)]
-        assert (names[0] == first) if first else not any(name.startswith("int4") for name in names)
-        assert names[-1] in ("bfloat16", "float32"), "the last one is taken without a test"
+def test_auto_never_takes_four_bits_of_its_own(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast they are: what they cost in answers is accepted by name, or by serving a checkpoint that has them."""
+    monkeypatch.setattr(precision, "_decode_cost_s", lambda _, kind: 1.0 if not kind.int4 else 0.1)
+    kinds = candidates("auto", read_architecture(model.config.to_dict()), CPU)
+    assert not any(kind.int4 for kind in kinds)
+    assert kinds[-1].name in ("bfloat16", "float32"), "the last one is taken without a test"
 
 
 @needs_int4

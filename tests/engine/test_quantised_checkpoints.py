@@ -32,9 +32,10 @@ from rungway.engine.checkpoint import QuantisedWeights, open_weights
 from rungway.engine.core import Core
 from rungway.engine.errors import ModelError
 from rungway.engine.formats import Precision, as_stored, plain
-from rungway.engine.int4 import CpuInt4Linear
+from rungway.engine.int4 import CpuInt4Linear, native4_faster
 from rungway.engine.loader import fetch_model
 from rungway.engine.model import Decoder
+from rungway.engine.native_int4 import NativeInt4Linear
 from rungway.engine.precision import candidates
 from rungway.engine.scheduler import Scheduler
 from rungway.engine.selftest import likeness, read_through
@@ -192,9 +193,12 @@ def test_four_bits_stay_four_bits_and_logits_are_those_of_the_float_model(checkp
     with torch.inference_mode():
         small, exact = decoder(quantised, kind), decoder(plain_path, plain(torch.float32))
         near = likeness(read_through(exact, IDS), read_through(small, IDS))
-    assert near.divergence < 2e-3 and near.agreement >= 0.95
+    # activations in 8 bits cost a little where own kernels compute
+    assert near.divergence < (4e-3 if native4_faster() else 2e-3) and near.agreement >= 0.95
     layer = small._layers[0]._mlp._gate_up
-    assert isinstance(layer, CpuInt4Linear), "kept as it is"
+    assert isinstance(layer, (CpuInt4Linear, NativeInt4Linear)), "kept as it is"
+    if native4_faster():
+        assert small.path == "native", "one call a step, whatever the order of inputs and with plain layers beside"
 
 
 @pytest.mark.parametrize("name", ["compressed-8", "fp8-blocks", "gptq-8"])

@@ -6,12 +6,17 @@ emits one token. Service counts input x 1 at dispatch and output x 2 as it strea
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from rungway.policies.bands import Band, Flow
 from rungway.policies.fairness import FairQueue, Queued, Verdict
 
 NEVER = 1 << 62
+ROOM, INPUT_MAX, OUTPUT_MAX = 64, 24, 24
+U = max(INPUT_MAX, 2 * ROOM)  # of the bound, for servers of this room and jobs of these sizes
 SHARES = {"interactive": 0.6, "standard": 0.3, "batch": 0.1}
 
 
@@ -59,13 +64,20 @@ class FairServer:
         return Verdict.SKIP_TENANT if self.skipping else Verdict.STOP
 
     def dispatch(self) -> None:
-        while (entry := self.queue.select(self.judge)) is not None:
+        while (entry := self.select()) is not None:
             job = entry.payload
             assert isinstance(job, Job)
             self.used += job.input + job.output
             self.running.append(job)
             self.taken.append(job)
-            self._serve(job, job.input)
+            self._serve(job, self.computed(entry, job))
+
+    def select(self) -> Queued | None:
+        return self.queue.select(self.judge)
+
+    def computed(self, entry: Queued, job: Job) -> int:
+        """Tokens of the job's input that are computed."""
+        return job.input
 
     def decode(self) -> None:
         for tenant, band, tokens in self.late:
@@ -109,3 +121,73 @@ class GapMeter:
                 high[f, g] = max(self.high.get((f, g), gap), gap)
                 self.worst = max(self.worst, high[f, g] - low[f, g])
         self.low, self.high = low, high
+
+
+def take_all(entry: Queued) -> Verdict:
+    return Verdict.TAKE
+
+
+def entry(
+    name: str, tenant: str, band: int = 0, weight: float = 1.0, cost: float = 1.0, deadline: int = NEVER
+) -> Queued:
+    return Queued(name, tenant, band, weight, cost, deadline, 0)
+
+
+def enter_unlifted(self: Band, flow: Flow) -> None:
+    """Instead of Band.enter: a tenant that comes back has credit for all the time that it was away."""
+    self.ready.append((flow.counter, flow.order, flow))
+    self.ready.sort()
+
+
+# -- scenarios: the worst gap of a server, whose jobs `make` makes ---------------------------------------------------
+
+
+def worst_gap(server: FairServer, weights: dict[str, float], steps: int, offer: Callable[[int], None]) -> float:
+    """`offer` submits what comes before each step."""
+    meter = GapMeter(weights)
+    for step in range(steps):
+        offer(step)
+        server.dispatch()
+        meter.sample(server)
+        server.decode()
+    return meter.worst
+
+
+def random_gap(
+    server: FairServer, rng: random.Random, make: Callable[[str, int, int, float], Job], steps: int = 120
+) -> float:
+    """Random tenants, weights, sizes, bursts and pauses. `make`: from tenant, input, output and weight."""
+    weights = {f"t{k}": rng.choice([1.0, 1.0, 2.0, 3.5, 8.0]) for k in range(rng.randint(2, 6))}
+    sizes = {name: (rng.randint(1, INPUT_MAX), rng.randint(1, OUTPUT_MAX)) for name in weights}
+
+    def offer(step: int) -> None:
+        for name, weight in weights.items():
+            if rng.random() < 0.15:
+                for _ in range(rng.randint(1, 12)):
+                    high_in, high_out = sizes[name]
+                    server.submit(make(name, rng.randint(1, high_in), rng.randint(1, high_out), weight))
+
+    return worst_gap(server, weights, steps, offer)
+
+
+def returning_tenant(server: FairServer, make: Callable[[str], Job]) -> float:
+    """One tenant is idle while another works, then both want everything."""
+
+    def offer(step: int) -> None:
+        for name in ("busy", "late") if step >= 300 else ("busy",):
+            while server.queue.depth(name) < 20:
+                server.submit(make(name))
+
+    return worst_gap(server, {"busy": 1.0, "late": 1.0}, 600, offer)
+
+
+def big_and_small_requests(server: FairServer, small: Callable[[int], Job], big: Callable[[], Job]) -> float:
+    """The small ones would fit into every gap. `small`: from the step."""
+
+    def offer(step: int) -> None:
+        while server.queue.depth("small") < 10:
+            server.submit(small(step))
+        while step >= 5 and server.queue.depth("big") < 3:
+            server.submit(big())
+
+    return worst_gap(server, {"big": 1.0, "small": 1.0}, 600, offer)

@@ -6,11 +6,9 @@ import random
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from policies.fair_server import FairServer, GapMeter, Job
+from policies.fair_server import ROOM, FairServer, Job, random_gap
 from rungway.policies.fairness import Queued, Verdict
 from rungway.policies.locality import Local
-
-INPUT_MAX, OUTPUT_MAX = 24, 24
 
 
 @dataclass
@@ -48,23 +46,20 @@ class LocalServer(FairServer):
             entry.cached = float(self.warmth(entry))
         return verdict
 
-    def dispatch(self) -> None:
-        local = Local(self.quantum, self.warmth)
-        while (entry := self.queue.select(self.judge, local)) is not None:
-            job = entry.payload
-            assert isinstance(job, Document)
-            self.used += job.input + job.output
-            self.running.append(job)
-            self.taken.append(job)
-            key = (job.tenant, job.name)
-            job.expected, job.found = int(entry.cached), min(job.prefix, self.cache.get(key, 0))
-            self.cache[key] = max(job.prefix, self.cache.get(key, 0))
-            self.cache.move_to_end(key)
-            while len(self.cache) > self.kept:
-                self.cache.popitem(last=False)
-            self.hits += job.found
-            self.asked += job.input
-            self._serve(job, job.input - job.found)
+    def select(self) -> Queued | None:
+        return self.queue.select(self.judge, Local(self.quantum, self.warmth))
+
+    def computed(self, entry: Queued, job: Job) -> int:
+        assert isinstance(job, Document)
+        key = (job.tenant, job.name)
+        job.expected, job.found = int(entry.cached), min(job.prefix, self.cache.get(key, 0))
+        self.cache[key] = max(job.prefix, self.cache.get(key, 0))
+        self.cache.move_to_end(key)
+        while len(self.cache) > self.kept:
+            self.cache.popitem(last=False)
+        self.hits += job.found
+        self.asked += job.input
+        return job.input - job.found
 
     def decode(self) -> None:
         before = list(self.running)
@@ -79,23 +74,14 @@ class LocalServer(FairServer):
             self.told = dict(self.cache)
 
 
-def random_run(seed: int, steps: int = 120, room: int = 64) -> tuple[float, float]:
+def random_run(seed: int) -> tuple[float, float]:
     """Worst gap and quantum of one run with random tenants, weights, documents, sizes, bursts and pauses."""
     rng = random.Random(seed)
-    weights = {f"t{k}": rng.choice([1.0, 1.0, 2.0, 3.5, 8.0]) for k in range(rng.randint(2, 6))}
-    sizes = {name: (rng.randint(1, INPUT_MAX), rng.randint(1, OUTPUT_MAX)) for name in weights}
-    server = LocalServer(room, quantum=rng.choice((4.0, 32.0, 128.0)), kept=rng.randint(1, 12), news=rng.randint(1, 9))
-    meter, names = GapMeter(weights), rng.randint(1, 6)
-    for _ in range(steps):
-        for tenant, weight in weights.items():
-            if rng.random() < 0.15:
-                for _ in range(rng.randint(1, 12)):
-                    high_in, high_out = sizes[tenant]
-                    size = rng.randint(1, high_in)
-                    about, prefix = rng.randrange(names), rng.randint(0, size)
-                    answer = rng.randint(1, high_out)
-                    server.submit(Document(tenant, size, answer, weight=weight, name=about, prefix=prefix))
-        server.dispatch()
-        meter.sample(server)
-        server.decode()
-    return meter.worst, server.quantum
+    server = LocalServer(ROOM, quantum=rng.choice((4.0, 32.0, 128.0)), kept=rng.randint(1, 12), news=rng.randint(1, 9))
+    names = rng.randint(1, 6)
+
+    def make(tenant: str, size: int, answer: int, weight: float) -> Document:
+        about, prefix = rng.randrange(names), rng.randint(0, size)
+        return Document(tenant, size, answer, weight=weight, name=about, prefix=prefix)
+
+    return random_gap(server, rng, make), server.quantum

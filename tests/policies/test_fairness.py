@@ -7,104 +7,67 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.fair_server import NEVER, SHARES, FairServer, GapMeter, Job
-from rungway.policies.bands import Band, Flow
+from policies.fair_server import (
+    INPUT_MAX,
+    NEVER,
+    OUTPUT_MAX,
+    ROOM,
+    SHARES,
+    FairServer,
+    Job,
+    U,
+    big_and_small_requests,
+    enter_unlifted,
+    entry,
+    random_gap,
+    returning_tenant,
+    take_all,
+    worst_gap,
+)
+from rungway.policies.bands import Band
 from rungway.policies.fairness import FairQueue, Queued, Verdict
 
-ROOM, INPUT_MAX, OUTPUT_MAX = 64, 24, 24
-U = max(INPUT_MAX, 2 * ROOM)
 EXAMPLES = 300
-
-
-def take_all(entry: Queued) -> Verdict:
-    return Verdict.TAKE
-
-
-def entry(
-    name: str, tenant: str, band: int = 0, weight: float = 1.0, cost: float = 1.0, deadline: int = NEVER
-) -> Queued:
-    return Queued(name, tenant, band, weight, cost, deadline, 0)
-
 
 # -- the bound and what breaks it --------------------------------------------------------------------------------
 
 
-def random_run(seed: int, steps: int = 120) -> float:
-    """Worst gap of one run with random tenants, weights, sizes, bursts and pauses."""
-    rng = random.Random(seed)
-    weights = {f"t{k}": rng.choice([1.0, 1.0, 2.0, 3.5, 8.0]) for k in range(rng.randint(2, 6))}
-    sizes = {name: (rng.randint(1, INPUT_MAX), rng.randint(1, OUTPUT_MAX)) for name in weights}
-    server, meter = FairServer(ROOM), GapMeter(weights)
-    for _ in range(steps):
-        for name, weight in weights.items():
-            if rng.random() < 0.15:
-                for _ in range(rng.randint(1, 12)):
-                    high_in, high_out = sizes[name]
-                    server.submit(Job(name, rng.randint(1, high_in), rng.randint(1, high_out), weight=weight))
-        server.dispatch()
-        meter.sample(server)
-        server.decode()
-    return meter.worst
+def job(tenant: str, size: int, answer: int, weight: float) -> Job:
+    return Job(tenant, size, answer, weight=weight)
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(st.integers(0, 2**32))
 def test_backlogged_tenants_differ_by_at_most_two_u(seed: int) -> None:
-    assert random_run(seed) <= 2 * U
+    assert random_gap(FairServer(ROOM), random.Random(seed), job) <= 2 * U
 
 
-def returning_tenant(server: FairServer) -> float:
-    """One tenant is idle while another works, then both want everything."""
-    meter = GapMeter({"busy": 1.0, "late": 1.0})
-    for step in range(600):
-        while server.queue.depth("busy") < 20:
-            server.submit(Job("busy", 4, 8))
-        while step >= 300 and server.queue.depth("late") < 20:
-            server.submit(Job("late", 4, 8))
-        server.dispatch()
-        meter.sample(server)
-        server.decode()
-    return meter.worst
+def coming_back(server: FairServer) -> float:
+    return returning_tenant(server, lambda name: Job(name, 4, 8))
 
 
 def two_equal_tenants(server: FairServer) -> float:
-    meter = GapMeter({"a": 1.0, "b": 1.0})
-    for _ in range(600):
+    def offer(step: int) -> None:
         for name in ("a", "b"):
             while server.queue.depth(name) < 10:
                 server.submit(Job(name, 1, 15))
-        server.dispatch()
-        meter.sample(server)
-        server.decode()
-    return meter.worst
+
+    return worst_gap(server, {"a": 1.0, "b": 1.0}, 600, offer)
 
 
-def big_and_small_requests(server: FairServer) -> float:
-    meter = GapMeter({"big": 1.0, "small": 1.0})
-    for step in range(600):
-        while server.queue.depth("small") < 10:
-            server.submit(Job("small", 2, 6 + step % 5))
-        while step >= 5 and server.queue.depth("big") < 3:
-            server.submit(Job("big", 24, 36))
-        server.dispatch()
-        meter.sample(server)
-        server.decode()
-    return meter.worst
+def big_and_small(server: FairServer) -> float:
+    return big_and_small_requests(server, lambda step: Job("small", 2, 6 + step % 5), lambda: Job("big", 24, 36))
 
 
 def test_the_three_scenarios_hold_the_bound() -> None:
-    assert returning_tenant(FairServer(ROOM)) <= 2 * U
+    assert coming_back(FairServer(ROOM)) <= 2 * U
     assert two_equal_tenants(FairServer(ROOM)) <= 2 * U
-    assert big_and_small_requests(FairServer(ROOM)) <= 2 * U
+    assert big_and_small(FairServer(ROOM)) <= 2 * U
 
 
 def test_without_the_lift_the_bound_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def enter_unlifted(self: Band, flow: Flow) -> None:
-        self.ready.append((flow.counter, flow.order, flow))
-        self.ready.sort()
-
     monkeypatch.setattr(Band, "enter", enter_unlifted)
-    assert returning_tenant(FairServer(ROOM)) > 2 * U
+    assert coming_back(FairServer(ROOM)) > 2 * U
 
 
 def test_charging_at_completion_breaks_the_bound() -> None:
@@ -112,7 +75,7 @@ def test_charging_at_completion_breaks_the_bound() -> None:
 
 
 def test_letting_small_requests_overtake_breaks_the_bound() -> None:
-    assert big_and_small_requests(FairServer(ROOM, skipping=True)) > 2 * U
+    assert big_and_small(FairServer(ROOM, skipping=True)) > 2 * U
 
 
 # -- weights, idleness, caps -------------------------------------------------------------------------------------

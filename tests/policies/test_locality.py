@@ -9,15 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.fair_server import NEVER, SHARES, GapMeter
-from policies.local_server import INPUT_MAX, Document, LocalServer, random_run
+from policies.fair_server import (
+    ROOM,
+    SHARES,
+    U,
+    big_and_small_requests,
+    enter_unlifted,
+    entry,
+    returning_tenant,
+    take_all,
+    worst_gap,
+)
+from policies.local_server import Document, LocalServer, random_run
 from rungway.policies import locality
 from rungway.policies.bands import Band, Flow
 from rungway.policies.fairness import FairQueue, Queued, Verdict
 from rungway.policies.locality import PASSES_MAX, Local
 
-ROOM = 64
-U = max(INPUT_MAX, 2 * ROOM)
 QUANTUM = 32.0
 EXAMPLES = 300
 
@@ -34,47 +42,30 @@ def test_backlogged_tenants_differ_by_at_most_two_u_and_a_quantum(seed: int) -> 
 
 def cold_and_warm(server: LocalServer, weights: tuple[float, float] = (1.0, 1.0)) -> float:
     """Both want everything; all that "warm" asks begins with one document, nothing that "cold" asks is ever asked again."""
-    meter = GapMeter({"cold": weights[0], "warm": weights[1]})
-    for _ in range(800):
+
+    def offer(step: int) -> None:
         for tenant, weight in (("cold", weights[0]), ("warm", weights[1])):
             while server.queue.depth(tenant) < 10:
                 name, prefix = (0, 20) if tenant == "warm" else (server.serial + 1, 0)
                 server.submit(Document(tenant, 24, 4, weight=weight, name=name, prefix=prefix))
-        server.dispatch()
-        meter.sample(server)
-        server.decode()
-    return meter.worst
+
+    return worst_gap(server, {"cold": weights[0], "warm": weights[1]}, 800, offer)
 
 
-def returning_tenant(server: LocalServer) -> float:
-    """One tenant is idle while another works, then both want everything."""
-    meter = GapMeter({"busy": 1.0, "late": 1.0})
-    for step in range(600):
-        while server.queue.depth("busy") < 20:
-            server.submit(Document("busy", 4, 8, name=1, prefix=3))
-        while step >= 300 and server.queue.depth("late") < 20:
-            server.submit(Document("late", 4, 8, name=1, prefix=3))
-        server.dispatch()
-        meter.sample(server)
-        server.decode()
-    return meter.worst
+def coming_back(server: LocalServer) -> float:
+    return returning_tenant(server, lambda name: Document(name, 4, 8, name=1, prefix=3))
 
 
-def big_and_small_requests(server: LocalServer) -> float:
-    """The small ones have a cached beginning and would fit into every gap."""
-    meter = GapMeter({"big": 1.0, "small": 1.0})
-    for step in range(600):
-        while server.queue.depth("small") < 10:
-            server.submit(Document("small", 3, 6 + step % 5, name=1, prefix=2))
-        while step >= 5 and server.queue.depth("big") < 3:
-            server.submit(Document("big", 24, 36))
-        server.dispatch()
-        meter.sample(server)
-        server.decode()
-    return meter.worst
+def big_and_small(server: LocalServer) -> float:
+    """The small ones have a cached beginning."""
+    return big_and_small_requests(
+        server,
+        lambda step: Document("small", 3, 6 + step % 5, name=1, prefix=2),
+        lambda: Document("big", 24, 36),
+    )
 
 
-SCENARIOS = (cold_and_warm, returning_tenant, big_and_small_requests)
+SCENARIOS = (cold_and_warm, coming_back, big_and_small)
 
 
 def test_the_scenarios_hold_the_bound() -> None:
@@ -84,12 +75,8 @@ def test_the_scenarios_hold_the_bound() -> None:
 
 
 def test_without_the_lift_the_bound_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def enter_unlifted(self: Band, flow: Flow) -> None:
-        self.ready.append((flow.counter, flow.order, flow))
-        self.ready.sort()
-
     monkeypatch.setattr(Band, "enter", enter_unlifted)
-    assert returning_tenant(LocalServer(ROOM, quantum=QUANTUM)) > 2 * (U + QUANTUM)
+    assert coming_back(LocalServer(ROOM, quantum=QUANTUM)) > 2 * (U + QUANTUM)
 
 
 def test_without_an_end_of_the_deficit_the_bound_breaks() -> None:
@@ -132,7 +119,7 @@ def test_charging_hits_nothing_breaks_the_bound() -> None:
 
 
 def test_overtaking_what_does_not_fit_breaks_the_bound() -> None:
-    assert big_and_small_requests(LocalServer(ROOM, quantum=QUANTUM, skipping=True)) > 2 * (U + QUANTUM)
+    assert big_and_small(LocalServer(ROOM, quantum=QUANTUM, skipping=True)) > 2 * (U + QUANTUM)
 
 
 # -- what it gains, and its limits -----------------------------------------------------------------------------------
@@ -157,23 +144,15 @@ def test_a_quantum_buys_hits() -> None:
     assert more.service["a"] / more.service["b"] == pytest.approx(1.0, abs=0.05)
 
 
-def entry(name: str, tenant: str, deadline: int = NEVER, cost: float = 10.0) -> Queued:
-    return Queued(name, tenant, 0, 1.0, cost, deadline, 0)
-
-
-def take(which: Queued) -> Verdict:
-    return Verdict.TAKE
-
-
 def serve(queue: FairQueue, warm: dict[str, int], quantum: float = 1000.0) -> str | None:
-    taken = queue.select(take, Local(quantum, lambda each: warm.get(each.request_id, 0)))
+    taken = queue.select(take_all, Local(quantum, lambda each: warm.get(each.request_id, 0)))
     return None if taken is None else taken.request_id
 
 
 def test_the_longest_cached_beginning_goes_first_then_the_order_of_vtc() -> None:
     queue = FairQueue(SHARES)
     for name in ("a1", "a2", "b1", "b2"):
-        queue.push(entry(name, name[0]))
+        queue.push(entry(name, name[0], cost=10.0))
     warm = {"a2": 5, "b2": 7}
     assert [serve(queue, warm) for _ in range(5)] == ["b2", "a2", "a1", "b1", None]
 
@@ -181,17 +160,17 @@ def test_the_longest_cached_beginning_goes_first_then_the_order_of_vtc() -> None
 def test_a_spent_deficit_ends_the_preference() -> None:
     queue = FairQueue(SHARES)
     for k in range(6):
-        queue.push(entry(f"a{k}", "a"))
-        queue.push(entry(f"b{k}", "b"))
+        queue.push(entry(f"a{k}", "a", cost=10.0))
+        queue.push(entry(f"b{k}", "b", cost=10.0))
     order = [serve(queue, {f"a{k}": 9 for k in range(6)}, quantum=30.0) for _ in range(12)]
     assert [str(name)[0] for name in order] == list("aaabbbaaabbb")
 
 
 def test_the_first_in_line_is_overtaken_only_so_often() -> None:
     queue = FairQueue(SHARES)
-    queue.push(entry("cold", "a"))
+    queue.push(entry("cold", "a", cost=10.0))
     for k in range(40):
-        queue.push(entry(f"w{k}", "a"))
+        queue.push(entry(f"w{k}", "a", cost=10.0))
     warm = {f"w{k}": 9 for k in range(40)}
     order = [serve(queue, warm, quantum=1e9) for _ in range(PASSES_MAX + 1)]
     assert order.index("cold") == PASSES_MAX
@@ -212,8 +191,8 @@ def test_dispatch_charges_what_is_not_cached() -> None:
 def test_a_capped_tenant_keeps_no_deficit_and_holds_up_nobody() -> None:
     queue = FairQueue(SHARES)
     for k in range(50):
-        queue.push(entry(f"capped{k}", "capped"))
-        queue.push(entry(f"free{k}", "free"))
+        queue.push(entry(f"capped{k}", "capped", cost=10.0))
+        queue.push(entry(f"free{k}", "free", cost=10.0))
 
     def judge(which: Queued) -> Verdict:
         return Verdict.SKIP_TENANT if which.tenant == "capped" else Verdict.TAKE
@@ -221,14 +200,14 @@ def test_a_capped_tenant_keeps_no_deficit_and_holds_up_nobody() -> None:
     local = Local(30.0, lambda which: 0)
     assert all(queue.select(judge, local) is not None for _ in range(40))
     assert queue.counter("free", 0) - queue.counter("capped", 0) <= 30.0 + 10.0
-    order = Counter(taken.tenant for _ in range(10) if (taken := queue.select(take, local)))
+    order = Counter(taken.tenant for _ in range(10) if (taken := queue.select(take_all, local)))
     assert order["free"] >= 3
 
 
 def test_skipped_entries_are_passed_and_a_stop_ends_the_choice() -> None:
     queue = FairQueue(SHARES)
     for name in ("a1", "a2", "b1"):
-        queue.push(entry(name, name[0]))
+        queue.push(entry(name, name[0], cost=10.0))
     local = Local(1000.0, lambda which: 5 if which.request_id == "a1" else 0)
     taken = queue.select(lambda which: Verdict.SKIP if which.request_id == "a1" else Verdict.TAKE, local)
     assert taken is not None and taken.request_id == "a2"

@@ -170,7 +170,7 @@ async def test_a_lost_replica_changes_nothing_and_tells_nothing_twice(tmp_path: 
     small = version("small", "v1")
     two = {"small-1": small, "small-2": small, "large-1": version("large", "v1")}
     async with running(tmp_path, replicas=two) as rig:
-        pace = "[[ttft_ms=80]]" if where == 0 else "[[tpot_ms=15]]"
+        pace = "[[ttft_ms=80]]" if where == 0 else "[[tpot_ms=50]]"
         body = {"model": "small", "prompt": f"some words {pace}", "max_tokens": 20, "seed": 2}
         asked = body | {"echo": True, "logprobs": 1, "prompt_logprobs": 1}
         want = (await rig.post(asked, COMPLETIONS)).json()["choices"][0]

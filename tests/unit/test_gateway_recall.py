@@ -50,6 +50,15 @@ async def label(rig: Rig, body: dict[str, Any], **headers: str) -> str:
     return answer.headers["x-rungway-cache"]
 
 
+async def test_what_is_kept_is_bounded_with_its_logprobs_and_their_alternatives(tmp_path: Path) -> None:
+    """21 entries a token are what takes the memory, not the text."""
+    async with running(tmp_path, caching()) as rig:
+        serving_hits(rig)
+        asked = BASE | {"max_tokens": 250, "logprobs": True}
+        assert [await label(rig, asked) for _ in range(2)] == ["miss", "hit-exact"]
+        assert [await label(rig, asked | {"top_logprobs": 20}) for _ in range(2)] == ["miss", "miss"]
+
+
 CHANGES: list[dict[str, Any]] = [
     {"max_tokens": 64},
     {"stop": ["3"]},

@@ -11,14 +11,33 @@ from urllib.parse import quote_from_bytes
 import httpx
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rungway.engine.protocol import Delta, TokenLogprob
-from rungway.gateway.answer import Facts
+from rungway.gateway.answer import Facts, text_logprobs
 from rungway.gateway.sse import Frames
 from unit.gateway_rig import KEY, frames, listening, running, said
 
 TEXT = "ďábel 日本語 👩‍👩‍👧 🔥\r\n\u2028end"
 MODELS = ["small", "auto"]
+
+
+@given(st.text(alphabet=st.sampled_from("aé日😀\ufffd "), min_size=1, max_size=12), st.data())
+def test_completions_tell_pieces_of_characters_apart(text: str, data: st.DataObject) -> None:
+    """Alternatives that all read alike must not fall together, and offsets are those of characters in the text."""
+    raw = text.encode()
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(raw) - 1)))) if len(raw) > 1 else []
+    pieces = [raw[start:end] for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+    top = [(piece.decode("utf-8", "replace"), piece, -1.0) for piece in dict.fromkeys(pieces)]
+    tokens = [TokenLogprob(piece.decode("utf-8", "replace"), piece, -1.0, top) for piece in pieces]
+    shape = json.loads(text_logprobs(tokens, 5))
+    assert {len(listed) for listed in shape["top_logprobs"]} == {len(top)}
+    assert dict(zip(pieces, shape["tokens"], strict=True)).keys() == set(pieces)
+    assert len(set(shape["tokens"])) == len(set(pieces))
+    ends = [sum(map(len, pieces[:at])) for at in range(len(pieces))]
+    begun = [sum(1 for k in range(len(text)) if len(text[:k].encode()) < end) for end in ends]
+    assert shape["text_offset"] == [5 + count for count in begun]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -54,6 +73,19 @@ async def test_usage_comes_only_when_asked_for_and_then_last(tmp_path: Path, mod
 async def _ends(rig: Any, count: int) -> None:
     while len(rig.controller.ends) < count:
         await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_usage_of_a_stream_is_that_of_the_whole_answer_over_all_its_choices(tmp_path: Path, n: int) -> None:
+    async with running(tmp_path) as rig:
+        ask: dict[str, Any] = {"n": n, "max_tokens": 7}
+        whole = (await rig.chat("one two three", **ask)).json()
+        events = frames(
+            (await rig.chat("one two three", stream=True, stream_options={"include_usage": True}, **ask)).text
+        )
+        assert events[-2]["usage"] == whole["usage"]
+        assert whole["usage"]["completion_tokens"] == 7 * n
+        assert [event for event in events[:-2] if event.get("usage")] == []
 
 
 async def test_a_stream_and_a_whole_answer_say_the_same_characters(tmp_path: Path) -> None:

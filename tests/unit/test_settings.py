@@ -307,12 +307,25 @@ def test_an_engines_scheduling_is_set_per_version_and_shown_as_written(tmp_path:
     assert rules == DEFAULT_RULES and (view["kv_soft_quota"], view["long_prefill_tokens"]) == ("off", "auto")
     assert shown(", kv_soft_quota: off, long_prefill_tokens: auto")[0] == DEFAULT_RULES
     rules, view = shown(
-        ", schedule: lpm, long_prefill_tokens: 64, kv_watermark: 0.1, kv_soft_quota: 0.25, prefix_keys_max: 0"
+        ", schedule: lpm, long_prefill_tokens: 64, long_prefill_tokens_min: 8, kv_watermark: 0.1, kv_soft_quota: 0.25, prefix_keys_max: 0"
+        ", step_timeout_s: 30"
     )
     assert rules == Rules(
-        schedule=Schedule.LPM, long_prefill_tokens=64, kv_watermark=0.1, kv_soft_quota=0.25, prefix_keys_max=0
+        schedule=Schedule.LPM,
+        long_prefill_tokens=64,
+        long_prefill_tokens_min=8,
+        kv_watermark=0.1,
+        kv_soft_quota=0.25,
+        prefix_keys_max=0,
+        step_timeout_s=30.0,
     )
     assert (view["schedule"], view["kv_soft_quota"], view["long_prefill_tokens"]) == ("lpm", 0.25, 64)
-    for wrong in ("schedule: newest", "kv_soft_quota: 0", "kv_soft_quota: 1.5", "long_prefill_tokens: 0"):
+    for wrong in (
+        "schedule: newest",
+        "kv_soft_quota: 0",
+        "kv_soft_quota: 1.5",
+        "long_prefill_tokens: 0",
+        "long_prefill_tokens_min: 0",
+    ):
         with pytest.raises(ConfigError):
             shown(f", {wrong}")

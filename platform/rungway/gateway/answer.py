@@ -83,10 +83,10 @@ class Stored:
 
     @property
     def size(self) -> int:
-        """Characters of text and, by a rough weight, of logprobs."""
-        listed = sum(1 + len(token.top) for token in self.prompt or ())
-        said = sum(len(choice.text) + 64 * len(choice.logprobs or ()) for choice in self.choices)
-        return said + 64 * listed
+        """Characters of text and, by a rough weight, of logprobs with their alternatives."""
+        lists = [self.prompt or (), *(choice.logprobs or () for choice in self.choices)]
+        listed = sum(1 + len(token.top) for tokens in lists for token in tokens)
+        return 64 * listed + sum(len(choice.text) for choice in self.choices)
 
 
 def headers(facts: Facts, first: Header) -> list[Header]:
@@ -230,11 +230,17 @@ def chat_logprobs(tokens: Sequence[TokenLogprob]) -> str:
     def entry(text: str, data: bytes, logprob: float | None) -> dict[str, object]:
         return {"token": text, "logprob": _shown(logprob), "bytes": list(data)}
 
-    content = [
-        entry(one.token, one.data, one.logprob) | {"top_logprobs": [entry(*alternative) for alternative in one.top]}
-        for one in tokens
-    ]
-    return json.dumps({"content": content, "refusal": None}, separators=(",", ":"))
+    # Token by token: one call for all of a long answer would hold the interpreter, and so every stream, for seconds.
+    content = ",".join(
+        [
+            json.dumps(
+                entry(one.token, one.data, one.logprob) | {"top_logprobs": [entry(*other) for other in one.top]},
+                separators=(",", ":"),
+            )
+            for one in tokens
+        ]
+    )
+    return f'{{"content":[{content}],"refusal":null}}'
 
 
 def text_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> str:
@@ -243,17 +249,31 @@ def text_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> str:
     offsets: list[int] = []
     for one in tokens:
         offsets.append(offset)
-        offset += len(one.token)
+        offset += chars(one.data)
     shape = {
-        "tokens": [one.token for one in tokens],
+        "tokens": [_named(one.token, one.data) for one in tokens],
         "token_logprobs": [_shown(one.logprob) for one in tokens],
         "top_logprobs": [
-            None if one.logprob is None else {text: max(value, LOGPROB_MIN) for text, _, value in one.top}
+            None
+            if one.logprob is None
+            else {_named(text, data): max(value, LOGPROB_MIN) for text, data, value in one.top}
             for one in tokens
         ],
         "text_offset": offsets,
     }
     return json.dumps(shape, separators=(",", ":"))
+
+
+def chars(data: bytes) -> int:
+    """Characters that begin in these bytes of UTF-8; tokens may cut characters."""
+    return sum(byte & 0xC0 != 0x80 for byte in data)
+
+
+def _named(text: str, data: bytes) -> str:
+    """A token as a key. Pieces of characters, which all read alike, are told apart by their bytes, as OpenAI does."""
+    if "\ufffd" not in text or text.encode("utf-8", "replace") == data:
+        return text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _shown(logprob: float | None) -> float | None:

@@ -20,8 +20,6 @@ BAD_WORDS_MAX = 64
 BAD_WORD_CHARS_MAX = 128
 LENGTH_PENALTY_MAX = 10.0
 _NOT_WITH_BEAMS = (
-    "stop",
-    "logprobs",
     "logit_bias",
     "presence_penalty",
     "frequency_penalty",
@@ -164,10 +162,7 @@ def _check_beams(body: ChatBody | CompletionBody, demand: Demand) -> None:
         raise bad("use_beam_search", f"'use_beam_search' cannot go with '{demand.param}'")
     for name in _NOT_WITH_BEAMS:
         neutral = 1.0 if name == "repetition_penalty" else 0
-        # `logprobs` 0 of completions still asks for some, `false` of chats for none
-        if (value := getattr(body, name)) is not None and (
-            value != neutral or (name == "logprobs" and value is not False)
-        ):
+        if (value := getattr(body, name)) is not None and value != neutral:
             raise bad(name, f"'{name}' cannot go with 'use_beam_search'")
 
 

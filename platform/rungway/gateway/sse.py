@@ -9,6 +9,7 @@ from rungway.engine.protocol import Delta, PromptToken, TokenLogprob
 from rungway.errors import RequestError
 from rungway.gateway.answer import (
     Facts,
+    chars,
     chat_logprobs,
     error_body,
     escape,
@@ -98,7 +99,7 @@ class Frames:
         if self._chat:
             return chat_logprobs(tokens)
         offset = self._offsets.get(index, 0)
-        self._offsets[index] = offset + sum(len(one.token) for one in tokens)
+        self._offsets[index] = offset + sum(chars(one.data) for one in tokens)
         return text_logprobs(tokens, offset)
 
 

@@ -135,7 +135,10 @@ class Version(Section):
     )
     long_prefill_tokens: Annotated[int | None, rules.whole(1, words=("auto",))] = Field(
         default=None,
-        description="Most tokens of one prompt in a step that others share. `auto`: so many that a step with it takes about 2.5 times what its decodes take alone, as measured, and at most half a step.",
+        description="Most tokens of one prompt in a step that others share. `auto`: so many that a step with it takes about 2.25 times what its decodes would take alone with contexts as long as theirs are, as measured, and at most half a step.",
+    )
+    long_prefill_tokens_min: Count = Field(
+        default=4, description="With `auto`: at least so many, whatever they cost, so that a prompt gets on."
     )
     kv_watermark: Annotated[float, rules.number(0, 0.5)] = Field(
         default=0.01, description="Part of the KV blocks that an admission leaves free while others run."
@@ -143,6 +146,10 @@ class Version(Section):
     kv_soft_quota: Annotated[float | None, rules.number(0, 1, above=True, words=("off",))] = Field(
         default=None,
         description="Part of the KV blocks, cached ones included, that a tenant may hold per unit of its weight before its blocks are the first to go.",
+    )
+    step_timeout_s: Positive = Field(
+        default=120.0,
+        description="Longest step of a native engine; one that lasts longer has hung, and its replica is replaced.",
     )
     prefix_keys_max: Annotated[int, rules.whole(0, 65_536)] = Field(
         default=4096,

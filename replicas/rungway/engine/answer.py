@@ -84,7 +84,10 @@ class Answer:
         """All at once: the result of a search."""
         text = "".join([self._push(token, position) for position, token in enumerate(result.tokens)])
         self.cum_logprob = result.total
-        return Said(result.tokens, text, None, "stop" if self._ends(result.tokens[-1]) else "length")
+        wanted = self._seq.group.work.sampling.logprobs is not None
+        logprobs = [self._logprob(got) for got in result.said] if wanted else None
+        ended = self.detokenizer.stopped or self._ends(result.tokens[-1])
+        return Said(result.tokens, text, logprobs, "stop" if ended else "length")
 
     def delta(self, said: Said, usage: EngineUsage | None = None) -> Delta:
         """`said` as a message; where it has a finish, with the text that was held back."""

@@ -2,75 +2,67 @@
 
 A step lasts as long as everything in it, so a long prompt's part decides how long those that decode wait for their next
 token. Where nothing is configured, the part is what makes a step at most `SLOWDOWN` times as long as one of the same
-decodes alone, as measured: what a decode step takes, and what a prefill adds to it,
-
-    token_ns * n + pair_ns * (n + READ_TOKENS) * context
-
-for n tokens: products with the weights, and attention, which reads the whole context however few the tokens are. Without
-that last part a small share would look dear for each token, shrink, and look dearer still.
+decodes alone would be now, with contexts as long as theirs are now (step_costs.py). A prompt that is read for hundreds of
+steps does not hide what decodes cost by then: every `LOOK_AFTER` steps one has no prefills in it, and is measured; at once
+where other sequences decode than before, and again as long as that is not what was expected.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from rungway.engine.step_costs import DecodeCost, PrefillCost
 
-from rungway.engine.pace import Costs
-
-SLOWDOWN = 2.5
+SLOWDOWN = 2.25  # of a bar of 3: what is left is for noise
 CHUNK_FIRST = 16  # tokens; until it is known what they cost
-CHUNK_MIN = 4  # tokens; a prompt gets on, whatever it costs
-READ_TOKENS = 2  # reading the keys and values costs what attending with so many tokens does
-_CONTEXT = 1024  # tokens that a context is counted in, so that both costs weigh alike in what is learnt
-_FRESH = 0.2  # weight of a new measurement
+LOOK_AFTER = 24  # steps with prefills between two without
+SURPRISE = 0.2  # so far off is not noise
+
+_LOOKED, _USUAL = 0.5, 0.2  # weight of a faster step than expected: of a look, which is rare, and of others
 
 
 class Chunks:
-    """`configured` tokens, or measured up to `step_tokens` / 2."""
+    """`configured` tokens, or measured: at least `least`, at most `step_tokens` / 2."""
 
-    def __init__(self, configured: int | None, step_tokens: int) -> None:
+    def __init__(self, configured: int | None, step_tokens: int, least: int = 1) -> None:
         self._configured = configured
         self._half = max(1, step_tokens // 2)
-        self._decodes = Costs()  # of pure decode steps, ns
-        self._token_ns: float | None = None  # what a prompt token adds to a step with decodes, whatever its context
-        self._pair_ns = 0.0  # what it adds for each 1024 tokens of context
-        self._token_ns_max = math.inf  # the first with a step's fixed cost in it, from steps without decodes
+        self._least = min(least, self._half)
+        self._decodes = DecodeCost()
+        self._prefills = PrefillCost()
+        self._mixed = 0  # steps since the last one of decodes alone
+        self._seen_ns = 0.0  # what was expected of that one, once it was learnt
+        self._surprised = False  # by it
 
-    def cap(self, decoding: int, context: int) -> int:
-        """Tokens of a prefill that has computed `context`, in a step with others, `decoding` of which decode."""
+    def looks(self, decoding: int, read: int) -> bool:
+        """Whether a step with these decodes should have nothing else, to see what they cost."""
+        if self._configured is not None or not decoding or not self._mixed:
+            return False
+        if self._surprised or not self._decodes.known or self._mixed >= LOOK_AFTER:
+            return True
+        return abs(self._decodes.of(decoding, read) - self._seen_ns) > SURPRISE * self._seen_ns
+
+    def cap(self, decoding: int, read: int, context: int, sharing: int = 1) -> int:
+        """Tokens of a prefill that has computed `context`, in a step with others. `decoding` of them decode, behind `read`
+        tokens together; `sharing` of them are long prompts, which divide what there is."""
         if self._configured is not None:
             return self._configured
         if not decoding:
             return self._half
-        token_ns = self._token_ns_max if self._token_ns is None else self._token_ns
-        if token_ns == math.inf:
+        if not (self._decodes.known and self._prefills.known):
             return min(self._half, CHUNK_FIRST)
-        far_ns = self._pair_ns * context / _CONTEXT
-        room = (SLOWDOWN - 1.0) * self._decodes.of(decoding) - READ_TOKENS * far_ns
-        return (
-            self._half if room >= self._half * (token_ns + far_ns) else max(CHUNK_MIN, int(room / (token_ns + far_ns)))
-        )
+        room_ns = (SLOWDOWN - 1.0) * self._decodes.of(decoding, read) / max(1, sharing)
+        return max(self._least, int(min(self._half, self._prefills.fits(room_ns, context))))
 
-    def learn(self, decoding: int, prefills: Iterable[tuple[int, int]], spent_ns: int) -> None:
-        """A step of `decoding` tokens of decoding sequences and of prefills (context, tokens) took `spent_ns`."""
-        tokens, reach = 0, 0.0
-        for context, size in prefills:
-            tokens += size
-            reach += (size + READ_TOKENS) * context / _CONTEXT
-        if not tokens:
-            self._decodes.learn(decoding, spent_ns)
+    def learn(self, decoding: int, read: int, prefills: list[tuple[int, int]], spent_ns: int) -> None:
+        """A step of `decoding` tokens of decoding sequences, which had computed `read` tokens together, and of prefills
+        (context, tokens) took `spent_ns`."""
+        if not prefills:
+            found = self._decodes.learn(decoding, read, spent_ns, faster=_LOOKED if self._mixed else _USUAL)
+            self._surprised = abs(found - 1.0) > SURPRISE
+            self._seen_ns = self._decodes.of(decoding, read)
+            self._mixed = 0
         elif not decoding:
-            self._token_ns_max = min(self._token_ns_max, spent_ns / tokens)
+            self._prefills.alone(sum(size for _, size in prefills), spent_ns)
         else:
-            self._adapt(tokens, reach, max(0.0, spent_ns - self._decodes.of(decoding)))
-
-    def _adapt(self, tokens: int, reach: float, added_ns: float) -> None:
-        """Moves both costs towards what was measured, each by its part in it (normalised least mean squares): the cost of
-        a step like this one moves by `_FRESH` of its error."""
-        if self._token_ns is None:
-            self._token_ns = added_ns / tokens
-            return
-        missed = added_ns - self._token_ns * tokens - self._pair_ns * reach
-        by = _FRESH * missed / (tokens * tokens + reach * reach)
-        self._token_ns = max(0.0, self._token_ns + by * tokens)
-        self._pair_ns = max(0.0, self._pair_ns + by * reach)
+            self._mixed += 1
+            if self._decodes.known:
+                self._prefills.learn(prefills, spent_ns, self._decodes.of(decoding, read))

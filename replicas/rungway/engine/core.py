@@ -6,13 +6,16 @@ delta per sequence.
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from rungway.engine import verify
 from rungway.engine.answer import NOT_FINITE, Answer, Said, refused
-from rungway.engine.beams import Beams
+from rungway.engine.beams import Beams, Stops
+from rungway.engine.detokenize import written
 from rungway.engine.drafts import Speculation
 from rungway.engine.grammar import Grammar
 from rungway.engine.meter import Meter
@@ -39,9 +42,11 @@ class Core:
         waiting_max: int,
         clock_ns: Callable[[], int],
         speculation: Speculation | None = None,
+        step_timeout_s: float = math.inf,
     ) -> None:
         """`context` = most tokens of a sequence; requests beyond `waiting_max` waiting sequences are refused.
-        `speculation` None = one token a step for each sequence."""
+        `speculation` None = one token a step for each sequence. `step_timeout_s`: a step that lasts longer has hung, which
+        `check` says."""
         self._runner = runner
         self._vocabulary = vocabulary
         self._scheduler = scheduler
@@ -51,6 +56,7 @@ class Core:
         self._answers: dict[Sequence, Answer] = {}
         self._seeds: dict[str, int] = {}
         self._meter = Meter(clock_ns)
+        self._step_timeout_s = step_timeout_s
         self._lock = threading.Lock()
 
     @property
@@ -100,16 +106,18 @@ class Core:
             scored = [(read.seq.group, self._score(read)) for read in done.reads]
         except RuntimeError as error:
             why = f"engine failure: {error}"
+            self._meter.give_up()
             with self._lock:
                 return [self._end(seq, "error", why) for seq in _concerned(step) if seq in self._answers]
         decoding = sum(item.size for item in step if _decodes(item))
         prefills = [(item.seq.computed, item.size) for item in step if not _decodes(item)]
+        read = self._scheduler.running.read
         with self._lock:
             for group, tokens in scored:
                 if group.scores is not None:
                     group.scores.take(tokens)
             deltas = self._advance(step, done, sampled)
-        self._measure(decoding, prefills, deltas)
+        self._measure(decoding, read, prefills, deltas)
         return deltas
 
     def check(self) -> list[str]:
@@ -120,6 +128,8 @@ class Core:
                 problems.append(f"{len(self._answers)} answers for {live} live sequences")
             if self._seeds.keys() != self._scheduler.groups.keys():
                 problems.append("a seed is kept for a request that has ended, or missing")
+        if (lasted_s := self._meter.running_s) > self._step_timeout_s:
+            problems.append(f"a step has lasted {lasted_s:.0f} s")
         return problems
 
     def prefix_news(self, *, full: bool) -> PrefixNews:
@@ -166,7 +176,8 @@ class Core:
     def _beams(self, work: Work, limit: int) -> Beams:
         ask, prompt = work.sampling, len(work.prompt_ids)
         ends = frozenset(ask.stop_token_ids) | (frozenset() if ask.ignore_eos else self._vocabulary.eos_ids)
-        return Beams(ask, width=work.sequences, prompt=prompt, most=limit - prompt, ends=ends)
+        stops = Stops(ask.stop, partial(written, self._vocabulary, specials=not ask.skip_special_tokens))
+        return Beams(ask, width=work.sequences, prompt=prompt, most=limit - prompt, ends=ends, stops=stops)
 
     def _draft(self, step: list[Slice]) -> list[Slice]:
         """The step with drafts, as far as there is room for them."""
@@ -257,13 +268,13 @@ class Core:
             usage = EngineUsage(len(work.prompt_ids), group.cached or 0, group.sampled)
         return answer.delta(said, usage)
 
-    def _measure(self, decoding: int, prefills: list[tuple[int, int]], deltas: list[Delta]) -> None:
-        """Of a step's rows `decoding` were of decoding sequences, the others of prefills (context, tokens). Steps with
+    def _measure(self, decoding: int, read: int, prefills: list[tuple[int, int]], deltas: list[Delta]) -> None:
+        """Of a step's rows `decoding` were of decoding sequences, which had computed `read` tokens, the others of prefills (context, tokens). Steps with
         drafts have no others."""
         said = sum(len(delta.token_ids) for delta in deltas)
         decoded = min(said, decoding) if prefills else said
         spent_ns = self._meter.stop(prefilled=sum(size for _, size in prefills), decoded=decoded)
-        self._scheduler.chunks.learn(decoding, prefills, spent_ns)
+        self._scheduler.chunks.learn(decoding, read, prefills, spent_ns)
         if self._speculation is not None and deltas and not prefills:
             self._speculation.timed(decoding, len(deltas))
 

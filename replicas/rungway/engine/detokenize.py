@@ -12,6 +12,12 @@ import codecs
 from rungway.engine.tokenizer import Vocabulary
 
 
+def written(vocabulary: Vocabulary, token: int, *, specials: bool) -> bytes:
+    """Bytes that a token adds to the text; with `specials`, special tokens are spelled out."""
+    data = vocabulary.token_bytes(token)
+    return vocabulary.token_name(token) if specials and not data else data
+
+
 class Detokenizer:
     """The text of one sequence. After `stopped` turns true nothing more comes out."""
 
@@ -34,10 +40,7 @@ class Detokenizer:
         the longest; it is cut from the text. None is looked for in the text of `early` tokens."""
         if self.stopped:
             return ""
-        data = self._vocabulary.token_bytes(token)
-        if self._specials and not data:
-            data = self._vocabulary.token_name(token)
-        text = self._decoder.decode(data)
+        text = self._decoder.decode(written(self._vocabulary, token, specials=self._specials))
         if early or not self._stops:
             return text
         self._held += text

@@ -6,7 +6,7 @@ int8       linear layers in 8 bits. On CPU activations are put into 8 bits, too,
            stay in that, cache in bfloat16; `auto` takes it only after a test of its answers on the model itself. On a GPU
            activations stay bfloat16.
 int8+bfloat16  the same with those layers in bfloat16 that cost most accuracy: into attention, and down to the residual.
-int4       linear layers in 4 bits by group, the head in 8 on CPU. `-g128` = larger groups, `-sym` = without zeros.
+int4       linear layers in 4 bits by group, the head in 8 on CPU, and activations with own kernels there; never by `auto`. `-g128` = larger groups, `-sym` = without zeros.
 stored     layers as a quantised checkpoint has them (stored.py), what it left plain in bfloat16; never asked for by name.
 """
 
@@ -69,7 +69,7 @@ def four_bits(name: str, device: torch.device) -> Precision | None:
         f"int4-g{group}{'-sym' if symmetric else ''}",
         torch.float32 if on_cpu else torch.bfloat16,
         torch.bfloat16,
-        int8=frozenset({Role.HEAD}) if on_cpu and int8_works() else frozenset(),
+        int8=frozenset({Role.HEAD}) if on_cpu and int8_ready(device) else frozenset(),
         int4=frozenset(Role) - {Role.HEAD},
         group=group,
         symmetric=symmetric,

@@ -1,25 +1,28 @@
-"""Linear layers with 4-bit weights, one scale and one zero for each group of inputs; activations stay as they are.
+"""Linear layers with 4-bit weights, one scale and one zero for each group of inputs.
 
 `quantised` makes such weights from plain ones: round to nearest, with the range of each group narrowed as far as that lowers
 its squared error (a few clipped outliers cost less than a coarser grid for all the others).
 
-On CPU the products are those of PyTorch's own 4-bit operator, in bfloat16; it computes each row by itself, so that what a
-token gets depends on nothing else in its batch. It is not public API, so this is the only module that knows it: it is
-checked and timed before use. On a GPU the products are this project's kernel. Elsewhere, `linear4` gives None and the caller takes
-a plain layer.
+On CPU the products are this project's own, with activations in 8 bits (native_int4.py), or else those of PyTorch's 4-bit
+operator, with activations in bfloat16; it computes each row by itself, so that what a token gets depends on nothing else in its
+batch. It is not public API, so this is the only module that knows it: it is checked and timed before use. On a GPU the products
+are this project's kernel, and activations stay as they are. Elsewhere, `linear4` gives None and the caller takes a plain layer.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
+from rungway.engine.native_int4 import NativeInt4Linear, native4_works, native_group
 from rungway.engine.smoothing import weight_factors
 from rungway.engine.stored import Int4Weight
 from rungway.kernels import layouts
@@ -34,6 +37,9 @@ _TIMES_SLOWER_MAX = 10.0  # than plain products; the vectorised operator is abou
 _SHARES = (0.25, 0.5, 0.75)
 _SAMPLED_ROWS = 256
 _PIECE = 1 << 17  # weights searched at a time: they stay in the caches
+_ROWS = 8  # tokens of the step that is timed
+
+_log = logging.getLogger(__name__)
 
 
 def group_for(inputs: int, wish: int) -> int | None:
@@ -92,6 +98,14 @@ def _loss(weight: torch.Tensor, by: torch.Tensor, squares: torch.Tensor, group: 
     """Squared error of the products, taken as if channels had nothing to do with each other."""
     off = quantised(weight * by, group, symmetric=symmetric).dense().div_(by).sub_(weight)
     return float((off.square_() * squares).sum())
+
+
+class Layer4(Protocol):
+    """A linear layer: y = x W^T + b, and y + residual."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor: ...
 
 
 class _Layer:
@@ -164,16 +178,34 @@ class KernelInt4Linear(_Layer):
         return y
 
 
-def linear4(weight: Int4Weight, bias: torch.Tensor | None, dtype: torch.dtype) -> _Layer | None:
+def linear4(weight: Int4Weight, bias: torch.Tensor | None, dtype: torch.dtype) -> Layer4 | None:
     """A layer for where `weight` lies; None where 4-bit products cannot be had for it."""
     if weight.packed.device.type == "cuda":
         return KernelInt4Linear(weight, bias, dtype=dtype) if _kernel_group(weight) is not None else None
+    if native_group(weight) is not None and native4_faster():
+        return NativeInt4Linear(weight, bias, dtype=dtype)
     return CpuInt4Linear(weight, bias, dtype=dtype) if _cpu_group(weight) is not None and int4_works() else None
 
 
 def int4_ready(device: torch.device) -> bool:
     """Whether 4-bit products can be had on this device at all."""
-    return device.type == "cuda" or int4_works()
+    return device.type == "cuda" or native4_works() or int4_works()
+
+
+@functools.cache
+def native4_faster() -> bool:
+    """Whether this project's own kernels are right here and no slower than PyTorch's operator, if that works at all."""
+    if not native4_works():
+        return False
+    if not int4_works():
+        return True
+    size, group = 1024, 128
+    codes, ones = torch.full((size, size), 9), torch.ones(size, size // group)
+    weight, x = Int4Weight(layouts.pack_int4(codes), ones, 8.0 * ones), torch.ones(_ROWS, size)
+    own, other = NativeInt4Linear(weight), CpuInt4Linear(weight)
+    own_s, other_s = _least_s(lambda: own(x)), _least_s(lambda: other(x))
+    _log.info("4-bit layers, %d tokens: %.3f ms by own CPU kernels, %.3f by torch", _ROWS, own_s * 1e3, other_s * 1e3)
+    return own_s <= other_s
 
 
 def _kernel_group(weight: Int4Weight) -> int | None:

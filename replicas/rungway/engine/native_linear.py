@@ -1,7 +1,8 @@
 """Linear layers through this project's own CPU kernels, with 8-bit or bfloat16 weights packed once.
 
 8 bits: one scale for each output row and one for each token, as in int8.py; sums are exact, so that what a token gets
-depends on nothing else in its batch. bfloat16: each sum runs over the inputs in one order, with the same effect.
+depends on nothing else in its batch. bfloat16: each sum runs over the inputs in one order, with the same effect. 4 bits:
+native_int4.py.
 """
 
 from __future__ import annotations
@@ -20,40 +21,18 @@ _PEAK = 127.0
 _log = logging.getLogger(__name__)
 
 
-class NativeLinear:
+class PackedLinear:
     """y = x W^T + b, optionally + residual. `x`: [tokens, in] of any float type; result [tokens, out] in float32, or in
     `dtype` where no residual is added."""
 
     __slots__ = ("_dtype", "_kept", "_library", "packed")
 
-    def __init__(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        *,
-        dtype: torch.dtype = torch.float32,
-        eight_bits: bool = True,
-    ) -> None:
-        """Raises BuildError where the kernels are not to be had."""
+    def __init__(self, packed: bindings.Linear, kept: tuple[object, ...], dtype: torch.dtype) -> None:
+        """`kept`: what owns the memory that `packed` points to. Raises BuildError where the kernels are not to be had."""
         self._library = bindings.library()
         self._dtype = dtype
-        outputs, inputs = weight.shape
-        scales = None
-        if eight_bits:
-            whole = weight.float()
-            by = whole.abs().amax(1, keepdim=True).clamp_min_(1e-12) / _PEAK
-            codes, scales = layouts.pack_codes((whole / by).round_().to(torch.int8)), layouts.pad_row(by[:, 0])
-        else:
-            codes = layouts.pack_halves(weight)
-        offset = None if bias is None else layouts.pad_row(bias.float())
-        self._kept = (codes, scales, offset)
-        self.packed = bindings.Linear(
-            *(None if part is None else part.data_ptr() for part in self._kept),
-            bindings.CODES if eight_bits else bindings.HALVES,
-            outputs,
-            inputs,
-            layouts.padded(inputs),
-        )
+        self._kept = kept
+        self.packed = packed
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._run(x, torch.empty(x.shape[0], self.packed.outputs), add=False).to(self._dtype)
@@ -70,6 +49,40 @@ class NativeLinear:
         if failed:
             raise RuntimeError("no memory for the rows of a step")
         return y
+
+
+class NativeLinear(PackedLinear):
+    """With weights of 8 bits, or bfloat16."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        eight_bits: bool = True,
+    ) -> None:
+        """Raises BuildError where the kernels are not to be had."""
+        outputs, inputs = weight.shape
+        scales = None
+        if eight_bits:
+            whole = weight.float()
+            by = whole.abs().amax(1, keepdim=True).clamp_min_(1e-12) / _PEAK
+            codes, scales = layouts.pack_codes((whole / by).round_().to(torch.int8)), layouts.pad_row(by[:, 0])
+        else:
+            codes = layouts.pack_halves(weight)
+        offset = None if bias is None else layouts.pad_row(bias.float())
+        kept = (codes, scales, offset)
+        packed = bindings.Linear(
+            *(None if part is None else part.data_ptr() for part in kept),
+            bindings.CODES if eight_bits else bindings.HALVES,
+            outputs,
+            inputs,
+            layouts.padded(inputs),
+        )
+        super().__init__(packed, kept, dtype)
 
 
 @functools.cache

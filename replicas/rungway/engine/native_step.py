@@ -19,7 +19,7 @@ import torch
 
 from rungway.engine.architecture import Architecture
 from rungway.engine.families.spec import Activation
-from rungway.engine.native_linear import NativeLinear
+from rungway.engine.native_linear import PackedLinear
 from rungway.engine.ops import Span
 from rungway.engine.sampler import Peaks
 from rungway.kernels.cpu import bindings
@@ -70,8 +70,8 @@ class NativeStep:
         arch: Architecture,
         embedding: torch.Tensor,
         norm: torch.Tensor,
-        head: NativeLinear,
-        layers: list[tuple[AttentionParts, MlpParts, list[NativeLinear]]],
+        head: PackedLinear,
+        layers: list[tuple[AttentionParts, MlpParts, list[PackedLinear]]],
         frequencies: torch.Tensor,
     ) -> None:
         self._library = bindings.library()
@@ -168,7 +168,7 @@ def native_step(
 ) -> NativeStep | None:
     """A step of this model, or None where its shape or its layers are not those that the kernels know. `norm`: the last
     one; `frequencies` [head_dim / 2]."""
-    if not (isinstance(head, NativeLinear) and _known_shape(arch) and embedding.dtype is torch.bfloat16):
+    if not (isinstance(head, PackedLinear) and _known_shape(arch) and embedding.dtype is torch.bfloat16):
         return None
     known = []
     for layer in layers:
@@ -176,7 +176,7 @@ def native_step(
             return None
         attention, mlp = layer
         parts = (attention.qkv, attention.out, mlp.gate_up, mlp.down)
-        linears = [part for part in parts if isinstance(part, NativeLinear)]
+        linears = [part for part in parts if isinstance(part, PackedLinear)]
         if len(linears) < len(parts):
             return None
         known.append((attention, mlp, linears))

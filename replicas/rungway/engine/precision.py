@@ -78,18 +78,15 @@ def candidates(name: str, arch: Architecture, device: torch.device, form: str | 
 
 
 def _ranked(arch: Architecture, device: torch.device) -> list[Precision]:
-    """What `auto` tries: whatever decodes faster than the fastest of the plain types, fastest first, then that one."""
+    """What `auto` tries: 8 bits where they decode faster than the faster of the plain types, then that one. Never 4 bits: what
+    they cost in answers is for who configures the version to accept."""
     if device.type != "cpu":
         return [plain(torch.bfloat16)]
     kinds = [plain(torch.bfloat16), plain(torch.float32)]
-    fewer = {INT8: [INT8, INT8_PART]} if int8_ready(device) else {}
-    four = four_bits("int4", device)
-    if four is not None and int4_ready(device):
-        fewer[four] = [four]
+    fewer = [INT8] if int8_ready(device) else []
     costs = {kind: _decode_cost_s(arch, kind) for kind in (*kinds, *fewer)}
     best = min(kinds, key=lambda kind: costs[kind])
-    faster = sorted((kind for kind in fewer if costs[kind] < costs[best]), key=lambda kind: costs[kind])
-    return [*(kind for first in faster for kind in fewer[first]), best]
+    return [INT8, INT8_PART, best] if fewer and costs[INT8] < costs[best] else [best]
 
 
 class Maker:
@@ -128,7 +125,7 @@ class Maker:
             if role in precision.int8:
                 return KernelInt8Linear(weight, bias, dtype=out)
             return Linear(weight, bias, keep=keep)
-        if precision.int8 and native_faster():
+        if (precision.int8 or precision.int4 or precision.stored) and native_faster():
             return NativeLinear(weight, bias, dtype=out, eight_bits=role in precision.int8)
         shape = (weight.shape[0], weight.shape[1])
         if role in precision.int8 and shape not in self.chosen:

@@ -41,6 +41,16 @@ class Row(NamedTuple):
         return self.sampling.temperature >= GREEDY_BELOW
 
 
+class Sampled(NamedTuple):
+    """`token` is None when the row's logits are not finite, or, `stuck`, when the request's own demands leave no token.
+    `top`: (token, logprob), best first."""
+
+    token: int | None
+    logprob: float
+    top: list[tuple[int, float]]
+    stuck: bool = False
+
+
 def point(seed: int, index: int, position: int) -> int:
     """A number in 0 .. 2^64 - 1 that depends on nothing else."""
     key = b"%d/%d/%d" % (seed, index, position)

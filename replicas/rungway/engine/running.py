@@ -29,6 +29,7 @@ class Running:
         self.decoding: dict[Sequence, Slice] = {}
         self.decoders: Counter[tuple[str, float]] = Counter()  # how many decode, by share and weight
         self.hungry: dict[Sequence, None] = {}  # have no block for their next token
+        self.read = 0  # tokens computed of those that decode: what their attention reads in a step
         self._all: dict[Sequence, None] = {}  # in order of admission
         self._bands: Counter[int] = Counter()
         self._prefilling: list[tuple[int, int, Sequence]] = []  # by (priority, arrival)
@@ -80,6 +81,7 @@ class Running:
         if self.decoding.pop(seq, None) is None:
             self._drop_prefill(seq)
             return
+        self.read -= seq.computed
         seq.charged = max(seq.charged, seq.computed)  # while it decoded, it was charged with all others of its share
         who = (seq.share, seq.weight)
         self.decoders[who] -= 1
@@ -110,12 +112,15 @@ class Running:
             yield "prefills are out of order"
         if {*self.decoding, *prefilling} != set(self._all) or len(self.decoding) + len(prefilling) != len(self._all):
             yield "running sequences are not split into decoding and prefilling"
+        if self.read != sum(seq.computed for seq in self.decoding):
+            yield f"{self.read} is not what the decoding sequences have computed"
         if self.decoders != Counter((seq.share, seq.weight) for seq in self.decoding):
             yield "the count of decoding sequences by share is wrong"
         yield from (f"{seq.name} decodes and wants {seq.wanted} tokens" for seq in self.decoding if seq.wanted > 1)
 
     def _start_decoding(self, seq: Sequence) -> None:
         self.decoding[seq] = Slice(seq, 1)
+        self.read += seq.computed
         self.decoders[seq.share, seq.weight] += 1
 
     def _drop_prefill(self, seq: Sequence) -> None:

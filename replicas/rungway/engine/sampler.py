@@ -11,23 +11,13 @@ import torch
 
 from rungway.engine.device_sampler import draw
 from rungway.engine.processing import changes, processed
-from rungway.engine.row import Row, point, uniform
+from rungway.engine.row import Row, Sampled, point, uniform
 from rungway.kernels.cpu import draw as drawing
 
 __all__ = ["Peaks", "Row", "Sampled", "sample", "uniform"]
 
 LOGPROB_MIN = -9999.0
 Tops = dict[int, list[tuple[int, float]]]
-
-
-class Sampled(NamedTuple):
-    """`token` is None when the row's logits are not finite, or, `stuck`, when the request's own demands leave no token.
-    `top`: (token, logprob), best first."""
-
-    token: int | None
-    logprob: float
-    top: list[tuple[int, float]]
-    stuck: bool = False
 
 
 class Peaks(NamedTuple):

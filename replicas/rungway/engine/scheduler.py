@@ -59,7 +59,7 @@ class Scheduler:
         self.groups: dict[str, Group] = {}
         self._tables = Tables(pool, prefix_cache=prefix_cache)
         self._admission = Admission(self._tables, self.running, self.waiting, self._order, watermark=rules.kv_watermark)
-        self.chunks = Chunks(rules.long_prefill_tokens, max_num_batched_tokens)
+        self.chunks = Chunks(rules.long_prefill_tokens, max_num_batched_tokens, rules.long_prefill_tokens_min)
         self._active: Counter[str] = Counter()  # live requests by share
         self._arrivals = 0
 
@@ -89,15 +89,19 @@ class Scheduler:
             self._order.new_step()
         self._admission.admit_urgent()
         step = list(self.running.decoding.values())
+        read = self.running.read
+        if self.chunks.looks(len(step), read):
+            return step
         budget = self.max_num_batched_tokens - len(step)
         alone = len(self.waiting) + len(self.running) == 1
+        long = sum(len(seq.tokens) > self.max_num_batched_tokens for seq in self.running.prefilling())
         chunks: list[Slice] = []
         rows = self.score_rows_max
 
         def part(seq: Sequence) -> int:
             """Adds its part to the step and tells its size: 0 where others take all logits that a step may read."""
             nonlocal rows
-            most = self.max_num_batched_tokens if alone else self.chunks.cap(len(step), seq.computed)
+            most = self.max_num_batched_tokens if alone else self.chunks.cap(len(step), read, seq.computed, long)
             size = min(seq.wanted, most, budget)
             if (scores := seq.scores) is not None:
                 size = scores.fitting(seq.computed, size, rows)
@@ -132,6 +136,7 @@ class Scheduler:
         # all that decode are in every step, one token each; what else there is to know of a token, its mark says
         for (share, weight), count in self.running.decoders.items():
             self.waiting.charge(share, outputs=count / weight)
+        self.running.read += len(self.running.decoding)
         for seq, count in step:
             computed = seq.computed = seq.computed + count
             if computed >= seq.mark or seq.drafts:
@@ -145,6 +150,7 @@ class Scheduler:
             seq.drafts = []
         if seq in self.running.decoding:
             if count > 1:
+                self.running.read += count - 1
                 self.waiting.charge(seq.share, outputs=(count - 1) / seq.weight)
         elif (fresh := seq.computed - seq.charged) > 0:
             inputs = min(fresh, max(0, seq.context - seq.charged))

@@ -94,6 +94,8 @@ def _beams_problem(ask: Sampling) -> str | None:
         top_k=ask.top_k,
         min_p=ask.min_p,
         seed=ask.seed,
+        stop=ask.stop,
+        logprobs=ask.logprobs,
         ignore_eos=ask.ignore_eos,
         stop_token_ids=ask.stop_token_ids,
         include_stop_str_in_output=ask.include_stop_str_in_output,
@@ -103,5 +105,5 @@ def _beams_problem(ask: Sampling) -> str | None:
         prompt_logprobs=ask.prompt_logprobs,
     )
     if ask != plain:
-        return "a beam search takes no stop strings, logprobs, constraint, bias, penalties, min_tokens, allowed or bad tokens"
+        return "a beam search takes no constraint, bias, penalties, min_tokens, allowed or bad tokens"
     return None

@@ -135,8 +135,10 @@ def rules_of(version: Version) -> Rules:
     return Rules(
         schedule=Schedule(version.schedule),
         long_prefill_tokens=version.long_prefill_tokens,
+        long_prefill_tokens_min=version.long_prefill_tokens_min,
         kv_watermark=version.kv_watermark,
         kv_soft_quota=version.kv_soft_quota,
         prefix_keys_max=version.prefix_keys_max,
         prefix_key_blocks=version.prefix_key_blocks,
+        step_timeout_s=version.step_timeout_s,
     )

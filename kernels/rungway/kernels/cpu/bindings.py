@@ -16,10 +16,12 @@ import numpy as np
 from rungway.kernels.cpu.build import BuildError, built
 
 PANEL = 64  # outputs that lie together in a packed weight
+LANES = 16  # of them in a vector
 GROUP = 16  # tokens that lie together in a cache block
 DIM_MAX = 256
 QUERIES_MAX = 64  # query heads of one key head
 CODES, HALVES = 0, 1  # kinds of weights: 8 bits, bfloat16
+MIDDLED, ZEROED = 2, 3  # 4 bits by group; zeros in the middle of the codes, or one for each group
 
 
 class Linear(ctypes.Structure):
@@ -31,6 +33,9 @@ class Linear(ctypes.Structure):
         ("outputs", c_int32),
         ("inputs", c_int32),
         ("stride", c_int32),
+        ("group", c_int32),
+        ("offsets", c_void_p),
+        ("order", c_void_p),
     ]
 
 

@@ -14,7 +14,7 @@ struct Scratch {
   std::unique_ptr<uint16_t[]> q, halves;
   std::unique_ptr<int8_t[]> codes;
   std::unique_ptr<float[]> scales, heights;
-  std::unique_ptr<int32_t[]> sums;
+  std::unique_ptr<int32_t[]> sums, groups;
 
   // `width`: of the widest row of anything.
   void fit(size_t wanted_rows, size_t wanted_width) {
@@ -26,11 +26,12 @@ struct Scratch {
     codes.reset(new int8_t[r * w]);
     scales.reset(new float[r]);
     sums.reset(new int32_t[r]);
+    groups.reset(new int32_t[r * w / GROUP_MIN]);
     rows = r;
     width = w;
   }
 
-  Input input() { return Input{Codes{codes.get(), scales.get(), sums.get(), 0}, halves.get(), 0}; }
+  Input input() { return Input{Codes{codes.get(), scales.get(), sums.get(), 0}, halves.get(), groups.get()}; }
 };
 
 thread_local Scratch scratch;

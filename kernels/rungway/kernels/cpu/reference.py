@@ -31,6 +31,26 @@ def linear_codes(
     return y if bias is None else y + bias
 
 
+def linear_nibbles(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """y = scale_x * sum over groups of scales * (codes_x (codes - zeros)^T) + bias; each group's product of codes summed as
+    integers.
+
+    `x` [rows, in], `codes` 0..15 [out, in], `scales` and `zeros` [out, groups], `bias` [out]. Returns float32 [rows, out].
+    """
+    own, by = encode(x)
+    groups, group = scales.shape[1], codes.shape[1] // scales.shape[1]
+    weights = (codes.view(-1, groups, group) - zeros[:, :, None]).double()
+    parts = torch.einsum("rgi,ogi->rog", own.double().view(-1, groups, group), weights)
+    y = ((parts * scales.double()).sum(2) * by.double()).float()
+    return y if bias is None else y + bias
+
+
 def linear_halves(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """y = x W^T + b with both factors rounded to bfloat16 and sums in float32. `weight` [out, in]."""
     y = x.bfloat16().float() @ weight.bfloat16().float().T

@@ -19,6 +19,9 @@ void normalise(const float* x, const float* weight, float eps, int size, float* 
 // codes = round(x / scale), scale = max |x| / 127
 void encode(const float* x, int size, const Codes& out, size_t row);
 
+// The same with codes + 128, for x[order[i]] where there is an order, and their sums by groups: [rows, size / group].
+void encode_unsigned(const float* x, const int32_t* order, int size, int group, const Codes& out, int32_t* groups, size_t row);
+
 // bfloat16 of x, beyond the row's length 0
 void shorten(const float* x, int size, uint16_t* out, size_t stride);
 

@@ -54,8 +54,11 @@ function stairs(scopes) {
   }
   return h("ol", { class: "stairs", vars: { "--n": declared.rungs.length } }, declared.rungs.map((rung, i) =>
     h("li", { class: standing[i].length ? (i ? "taken low" : "taken") : "", vars: { "--i": i } },
-      h("div", { class: "stand" }, standing[i]), h("div", { class: "step" }, h("b", {}, rung.name), h("span", {}, i ? `from ${rung.enter}` : "no cap")))));
+      h("div", { class: "stand" }, standing[i]), h("div", { class: "step" }, h("b", {}, breakable(rung.name)), h("span", {}, i ? `from ${rung.enter}` : "no cap")))));
 }
+
+// Long names may break behind an underscore rather than inside of a word.
+const breakable = (name) => name.split(/(?<=_)/).flatMap((part, i) => (i ? [h("wbr"), part] : [part]));
 
 // Pressure spans 0 to far past 1: a logarithmic track keeps both ends readable.
 const track = (value) => Math.log2(1 + value) / Math.log2(1 + 10);

@@ -74,7 +74,7 @@ def judge_prefix(report: Report, cached: Sequence[Rate], uncached: Sequence[Rate
 def judge_starvation(report: Report, found: Sequence[dict[str, float]]) -> None:
     tokens = int(found[0]["prompt_tokens"]) if found else 0
     report.at_most(
-        f"p99 gap of 8 streams while a {tokens:,}-token prompt is read / before",
+        f"p99 gap of 8 streams while a {tokens:,}-token prompt is read / at the same tokens without it",
         median(row["ratio"] for row in found),
         STARVATION_BAR,
     )

@@ -8,7 +8,7 @@ from itertools import count
 
 from rungway.chaos.bench.engines.prompts import Encoder, text_ids
 from rungway.chaos.bench.engines.start import Running
-from rungway.chaos.bench.engines.timeline import Job, Rate, decode_rate, prefill_rate, ratio, starvation
+from rungway.chaos.bench.engines.timeline import Job, Rate, decode_rate, prefill_rate, ratio, starvation, tokens_beside
 
 STREAMS = (1, 4, 8, 16)
 KINDS = {"greedy": (0.0, 1.0), "sampled": (0.8, 0.95)}  # temperature, top_p
@@ -60,17 +60,22 @@ def shared_prefix(engine: Running, encoder: Encoder, plan: Plan, seed: int) -> l
 
 
 def starved(engine: Running, encoder: Encoder, context: int, seed: int, by: str) -> dict[str, float]:
-    """p99 gap between a stream's tokens before and while a prompt as long as the context allows is read."""
+    """p99 gap between a stream's tokens while a prompt as long as the context allows is read, beside that of the same streams
+    without it. They are compared at the same tokens, so at the same contexts: hundreds of tokens later a stream is slower
+    without any prompt. `over_before` is against their beginning, when their contexts were short."""
     prompts = [text_ids(encoder, 48, 9000 + 50 * seed + stream) for stream in range(STARVED_STREAMS)]
     long = text_ids(encoder, context - 16, 9900 + seed)
     line = engine.run(Job(prompts, context - 64, seed=seed, late=long, late_after=STARVED_AFTER))
-    before, during = starvation(line, STARVED_STREAMS, by)
+    alone = engine.run(Job(prompts, tokens_beside(line, STARVED_STREAMS), seed=seed))
+    found = starvation(line, alone, STARVED_STREAMS, STARVED_AFTER, by)
     first_s = line.first_s(STARVED_STREAMS) - line.late_at_s
     return {
         "prompt_tokens": len(long),
-        "before_p99_ms": round(1e3 * before, 1),
-        "during_p99_ms": round(1e3 * during, 1),
-        "ratio": ratio(during, before),
+        "before_p99_ms": round(1e3 * found.before, 1),
+        "alone_p99_ms": round(1e3 * found.alone, 1),
+        "during_p99_ms": round(1e3 * found.during, 1),
+        "ratio": ratio(found.during, found.alone),
+        "over_before": ratio(found.during, found.before),
         "long_prompt_ttft_s": round(first_s, 2),
     }
 

@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 
@@ -54,6 +54,11 @@ class Timeline:
     def first_s(self, stream: int) -> float:
         """When a stream's first token came; nan where none did."""
         return next((event.at_s for event in self.events if event.stream == stream), math.nan)
+
+    def reached_s(self, stream: int, tokens: int) -> float:
+        """When a stream had so many tokens; nan where it never had."""
+        totals = accumulate(event.tokens for event in self.of(stream))
+        return next((event.at_s for event, got in zip(self.of(stream), totals, strict=True) if got >= tokens), math.nan)
 
 
 class Rate(NamedTuple):
@@ -99,12 +104,32 @@ def gaps_s(line: Timeline, streams: int, since_s: float, until_s: float, by: str
     return found
 
 
-def starvation(line: Timeline, streams: int, by: str = "clock") -> tuple[float, float]:
-    """p99 gap of the streams before the late prompt came, once all had begun, and from then to its first token, seconds."""
-    begun = max((line.first_s(stream) for stream in range(streams)), default=math.nan)
-    before = percentile(gaps_s(line, streams, begun, line.late_at_s, by), 0.99)
-    during = percentile(gaps_s(line, streams, line.late_at_s, line.first_s(streams), by), 0.99)
-    return before, during
+class Starved(NamedTuple):
+    """p99 gaps of streams, seconds: once all had begun and before a late prompt came; from then to its first token; and of the
+    same streams, the same tokens of each, without it."""
+
+    before: float
+    during: float
+    alone: float
+
+
+def tokens_beside(line: Timeline, streams: int) -> int:
+    """Tokens that each of the streams had at least when the late prompt had its first."""
+    until_s = line.first_s(streams)
+    return min(sum(event.tokens for event in line.of(stream) if event.at_s <= until_s) for stream in range(streams))
+
+
+def starvation(line: Timeline, alone: Timeline, streams: int, late_after: int, by: str = "clock") -> Starved:
+    """`alone`: the same job without the late prompt, which came when each stream had `late_after` tokens."""
+    every = range(streams)
+    begun = max((line.first_s(stream) for stream in every), default=math.nan)
+    after = max((alone.reached_s(stream, late_after) for stream in every), default=math.nan)
+    spans = (
+        (line, begun, line.late_at_s),
+        (line, line.late_at_s, line.first_s(streams)),
+        (alone, after, math.inf),
+    )
+    return Starved(*(percentile(gaps_s(whole, streams, since, until, by), 0.99) for whole, since, until in spans))
 
 
 def percentile(values: Sequence[float], share: float) -> float:
