@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.native_kit import VOCAB, Heard, drain, make_core, random_model, random_prompts, run_all, work
+from engine.native_kit import VOCAB, Heard, drain, generate, make_core, random_model, random_prompts, run_all, work
+from engine.spec_kit import ScriptedDrafter, eager, foretold
 from rungway.engine.core import Core
 from rungway.engine.protocol import PromptToken
 from rungway.engine.sampler import LOGPROB_MIN
@@ -158,6 +159,30 @@ def test_no_token_has_to_be_said(model: Any, sequences: int) -> None:
         assert heard.last("r", index).finish == "length"
     assert len(heard.tokens("o")) == 16
     assert scheduler.pool.free == scheduler.pool.total
+
+
+def test_chunks_and_drafts_beside_it_shift_no_value(model: Any) -> None:
+    """Logprobs of prompt and answer of one request, while others draft and prompts are cut."""
+    answers = {f"r{at}": generate(model, prompt, 12) for at, prompt in enumerate(PROMPTS)}
+    speculation = eager(ScriptedDrafter(foretold(answers, wrong=0.3)))
+    core, scheduler = make_core(model, batched=24, speculation=speculation)
+    scheduler.score_rows_max = 5
+    works = [work(f"r{at}", prompt, prompt_logprobs=2, logprobs=1, max_tokens=12) for at, prompt in enumerate(PROMPTS)]
+    heard = Heard()
+    for item in works:  # so that some draft while others are computed
+        heard.take(core.add(item))
+        for _ in range(4):
+            heard.take(core.step())
+    drain(core, heard)
+    assert speculation.accepted > 0
+    for at, prompt in enumerate(PROMPTS):
+        check(model, prompt, told(heard, f"r{at}"), 2)
+        tokens = heard.tokens(f"r{at}")
+        assert tokens == answers[f"r{at}"]
+        rows = expected(model, [*prompt, *tokens])[len(prompt) - 1 :]
+        entries = [entry for delta in heard.deltas[f"r{at}", 0] for entry in delta.logprobs or []]
+        values = [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
+        assert [entry.logprob for entry in entries] == pytest.approx(values, abs=1e-4)
 
 
 def test_samples_and_beams_of_one_prompt_tell_it_once(model: Any) -> None:
