@@ -35,13 +35,28 @@ def finished(cell: Cell, gateway_id: str, finish: Finish, now: Now) -> None:
             cell.effects.held.append((gateway_id, FinishAck([finish.request_id])))
         return
     if flight.finish is None:
+        missed = _add_missed_tries(flight, finish)
         flight.finish = finish
         flight.finish_ns = now.mono_ns
         if flight.entry is not None:
             dequeue(cell, flight)
         _drop_unbegun(cell, flight, finish, now)
         _learn(flight, finish, now)
-    close_if_settled(cell, flight, now)
+        for number in missed:
+            if (orphan := cell.orphans.pop((finish.request_id, number), None)) is not None:
+                attempt_ended(cell, orphan.teller, orphan.end, now)
+    if finish.request_id in cell.flights:
+        close_if_settled(cell, flight, now)
+
+
+def _add_missed_tries(flight: Flight, finish: Finish) -> list[int]:
+    """Tries that an earlier controller granted and the gateway's hello did not name (of what it admitted from a lease it names
+    the first grant). The client had them, so the row waits for their engines' ends too, or these would be nobody's."""
+    missed = [number for number in finish.delivered if number not in flight.attempts]
+    for number in missed:
+        attempt = flight.attempts[number] = Attempt("", 1, 0, 0, flight.band)
+        attempt.released = True  # it holds nothing here
+    return missed
 
 
 def _drop_unbegun(cell: Cell, flight: Flight, finish: Finish, now: Now) -> None:
