@@ -164,6 +164,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     graph_rows_max: int = 256
     kind: TierKind = TierKind.TEXT  # the tier's
     long_prefill_tokens_min: int = 4
+    step_timeout_s: float = 120.0
 
     @property
     def embed_tokens_max(self) -> int:

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.native_kit import ByteVocabulary, generate, random_model, random_prompts, work
 from engine.tiny_model import save_tiny_llama
 from rungway.engine import core as core_module
+from rungway.engine.assemble import Sizes, module_parts
 from rungway.engine.engine import NativeEngine
 from rungway.engine.errors import ModelError
 from rungway.engine.protocol import Delta
+from rungway.engine.rules import Rules
 
 SIZES: dict[str, Any] = {
     "max_num_seqs": 4,
@@ -174,3 +177,35 @@ def test_from_a_directory_and_its_mistakes(tmp_path: Path) -> None:
     (path / "config.json").write_text(config.replace('"llama"', '"mamba"'))
     with pytest.raises(ModelError, match="mamba"):
         NativeEngine.from_dir(path, **SIZES)
+
+
+async def test_a_step_that_hangs_makes_the_engine_unsound_and_a_long_one_that_ends_does_not(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread lives and its books balance, so only the time that the step takes can say it."""
+    now_ns = 0
+    parts = module_parts(model, ByteVocabulary(), Sizes(4, 128, 32, 64, 4), "float32", torch.device("cpu"))
+    engine, ear = NativeEngine(*parts, rules=Rules(step_timeout_s=5.0), clock_ns=lambda: now_ns), Ear()
+    inside, go_on = threading.Event(), threading.Event()
+    run = engine._core._runner.run
+
+    def hang(step: Any) -> Any:
+        inside.set()
+        assert go_on.wait(60)
+        return run(step)
+
+    monkeypatch.setattr(engine._core._runner, "run", hang)
+    await engine.start(ear)
+    try:
+        engine.submit(work("r", [1, 2, 3], max_tokens=2))
+        assert await asyncio.to_thread(inside.wait, 60)
+        now_ns += 5 * 10**9
+        assert engine.check() == []
+        now_ns += 10**9
+        assert engine.check() == ["a step has lasted 6 s"]
+    finally:
+        go_on.set()
+    await ear.until(1)
+    now_ns += 100 * 10**9
+    assert engine.check() == [], "nothing runs"
+    await engine.stop()

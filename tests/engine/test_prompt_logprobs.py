@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.native_kit import VOCAB, Heard, drain, make_core, random_model, random_prompts, run_all, work
+from engine.native_kit import VOCAB, Heard, drain, generate, make_core, random_model, random_prompts, run_all, work
+from engine.spec_kit import ScriptedDrafter, eager, foretold
 from rungway.engine.core import Core
+from rungway.engine.kernel_ops import KernelOps
 from rungway.engine.protocol import PromptToken
 from rungway.engine.sampler import LOGPROB_MIN
 from rungway.engine.scoring import LOGITS_BYTES_MAX, rows_max, score
@@ -61,6 +63,17 @@ def test_they_are_those_of_a_full_forward_pass_however_the_prompt_is_cut(model: 
         check(model, prompt, told(heard, f"r{at}"), tops)
         assert len(heard.tokens(f"r{at}")) == 4
     assert scheduler.pool.free == scheduler.pool.total
+
+
+@pytest.mark.parametrize("batched", [256, 3])
+def test_through_the_kernel_registry(model: Any, batched: int) -> None:
+    """The CUDA path's wiring, where short parts of prompts share a span with decodes."""
+    core, _ = make_core(model, seqs=3, batched=batched, ops=KernelOps())
+    works = [work(f"r{at}", prompt[:20], prompt_logprobs=2, max_tokens=4) for at, prompt in enumerate(PROMPTS[:4])]
+    heard = run_all(core, works)
+    for at, prompt in enumerate(PROMPTS[:4]):
+        check(model, prompt[:20], told(heard, f"r{at}"), 2)
+        assert heard.tokens(f"r{at}") == generate(model, prompt[:20], 4)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 7])
@@ -158,6 +171,30 @@ def test_no_token_has_to_be_said(model: Any, sequences: int) -> None:
         assert heard.last("r", index).finish == "length"
     assert len(heard.tokens("o")) == 16
     assert scheduler.pool.free == scheduler.pool.total
+
+
+def test_chunks_and_drafts_beside_it_shift_no_value(model: Any) -> None:
+    """Logprobs of prompt and answer of one request, while others draft and prompts are cut."""
+    answers = {f"r{at}": generate(model, prompt, 12) for at, prompt in enumerate(PROMPTS)}
+    speculation = eager(ScriptedDrafter(foretold(answers, wrong=0.3)))
+    core, scheduler = make_core(model, batched=24, speculation=speculation)
+    scheduler.score_rows_max = 5
+    works = [work(f"r{at}", prompt, prompt_logprobs=2, logprobs=1, max_tokens=12) for at, prompt in enumerate(PROMPTS)]
+    heard = Heard()
+    for item in works:  # so that some draft while others are computed
+        heard.take(core.add(item))
+        for _ in range(4):
+            heard.take(core.step())
+    drain(core, heard)
+    assert speculation.accepted > 0
+    for at, prompt in enumerate(PROMPTS):
+        check(model, prompt, told(heard, f"r{at}"), 2)
+        tokens = heard.tokens(f"r{at}")
+        assert tokens == answers[f"r{at}"]
+        rows = expected(model, [*prompt, *tokens])[len(prompt) - 1 :]
+        entries = [entry for delta in heard.deltas[f"r{at}", 0] for entry in delta.logprobs or []]
+        values = [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
+        assert [entry.logprob for entry in entries] == pytest.approx(values, abs=1e-4)
 
 
 def test_samples_and_beams_of_one_prompt_tell_it_once(model: Any) -> None:

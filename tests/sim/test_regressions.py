@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from control.harness import World, tenant
 from rungway.messages import AttemptAck, FinishAck, Flight, Refused
 from rungway.types import Ask, Finish
@@ -91,6 +93,51 @@ def test_all_tries_of_an_unclaimed_request_are_one_row() -> None:
     assert (row.outcome, row.output_tokens, row.wasted_tokens, row.attempts) == ("completed", 20, 0, 2)
 
 
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_a_later_try_than_the_adopted_one_is_on_the_same_row(ends_first: bool) -> None:
+    """Seen: of what it had admitted from a lease a gateway named the first grant, though a second try had ended it."""
+    old = World(tenant("acme"))
+    for number in range(2):
+        old.replica("small", f"small-x{number}")
+    request = old.submit()
+    ask, first = old.cell.flights[request].ask, old.grant(request)
+    old.retry(request, why="replica_lost", emitted=5)
+    new = restarted(old)
+    finish = Finish(request_id=request, outcome="completed", attempts=2, delivered={1: 5, 2: 15})
+
+    def engines() -> None:
+        new.engine_end(request, 7, attempt=1, finish="lost")
+        new.engine_end(request, 15, attempt=2)
+
+    if ends_first:
+        engines()
+    new.core.gateway_hello("g1", [Flight(ask, first)], new.now)
+    new.core.finished("g1", finish, new.now)
+    new.take()
+    if not ends_first:
+        assert not new.rows, "two engines have not spoken yet"
+        engines()
+    row = new.row(request)
+    assert (row.output_tokens, row.wasted_tokens, row.attempts) == (20, 2, 2)
+    new.advance(30)
+    assert len(new.rows) == 1 and not new.cell.orphans and not new.waste
+    new.at_rest()
+
+
+def test_a_missed_try_whose_engine_is_gone_does_not_hold_the_row_for_ever() -> None:
+    old = World(tenant("acme"))
+    request = old.submit()
+    new = World(tenant("acme"), lost_wait_s=5.0)
+    new.sent += old.sent
+    new.core.gateway_hello("g1", [Flight(old.cell.flights[request].ask, old.grant(request))], new.now)
+    finish = Finish(request_id=request, outcome="completed", attempts=2, delivered={1: 5, 2: 15})
+    new.core.finished("g1", finish, new.now)
+    new.engine_end(request, 5, attempt=1, finish="lost")
+    new.advance(6)
+    assert (new.row(request).output_tokens, new.row(request).outcome) == (20, "completed")
+    new.at_rest()
+
+
 def test_an_earlier_try_of_an_adopted_request_is_on_its_bill() -> None:
     old = World(tenant("acme"))
     for number in range(2):
@@ -142,7 +189,7 @@ def test_a_long_queue_of_a_lower_class_makes_no_deadline_of_a_higher_one_unreach
         world.complete(request)
     assert waiting
     pool = world.cell.pools["small"]
-    assert pool.expected_wait_s(world.cell.tenants["bulk"], 2, world.mono_ns) > 5.0
+    assert pool.expected_wait_s(world.cell.tenants["bulk"], 2, world.mono_ns, late=True) > 5.0
     assert pool.expected_wait_s(world.cell.tenants["acme"], 0, world.mono_ns) == 0.0
     urgent = world.submit("acme", deadline_ms=3000.0)
     assert refused_codes(world, urgent) == []

@@ -386,6 +386,35 @@ async def test_a_server_that_cancels_the_handler_still_settles(tmp_path: Path) -
         await until(lambda: rig.running() == 0)
 
 
+async def test_a_call_cancelled_at_any_moment_of_its_submission_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        for turns in range(0, 45, 3):
+            task = asyncio.create_task(rig.chat("x [[hang]]"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await until(lambda: not rig.gateway.flights and rig.running() == 0)
+        await until(lambda: not rig.replicas["small-1"]._running)
+        assert rig.replicas["small-1"]._engine.check() == []
+        assert (await rig.chat()).status_code == 200
+
+
+async def test_calls_that_bear_one_request_id_are_two_requests(tmp_path: Path) -> None:
+    """A client's own X-Request-Id names nothing here: two live ones do not meet in the engine."""
+    async with running(tmp_path) as rig:
+        messages = [{"role": "user", "content": "a b [[tpot_ms=5]] [[tokens=12]]"}]
+        body = {"model": "small", "messages": messages}
+        both = [asyncio.create_task(rig.post(body, x_request_id="same")) for _ in range(2)]
+        await until(lambda: rig.running() == 2)
+        first, second = await asyncio.gather(*both)
+        assert {first.status_code, second.status_code} == {200}
+        assert "same" not in (one := first.headers["x-request-id"]) and one != second.headers["x-request-id"]
+        assert len({ask.request_id for ask in rig.controller.asks}) == 2
+        assert first.json()["usage"]["completion_tokens"] == second.json()["usage"]["completion_tokens"] == 12
+
+
 async def test_revoked_keys_stop_working_with_the_next_directory(tmp_path: Path) -> None:
     async with running(tmp_path) as rig:
         assert (await rig.chat()).status_code == 200

@@ -75,6 +75,19 @@ async def _ends(rig: Any, count: int) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize("n", [1, 3])
+async def test_usage_of_a_stream_is_that_of_the_whole_answer_over_all_its_choices(tmp_path: Path, n: int) -> None:
+    async with running(tmp_path) as rig:
+        ask: dict[str, Any] = {"n": n, "max_tokens": 7}
+        whole = (await rig.chat("one two three", **ask)).json()
+        events = frames(
+            (await rig.chat("one two three", stream=True, stream_options={"include_usage": True}, **ask)).text
+        )
+        assert events[-2]["usage"] == whole["usage"]
+        assert whole["usage"]["completion_tokens"] == 7 * n
+        assert [event for event in events[:-2] if event.get("usage")] == []
+
+
 async def test_a_stream_and_a_whole_answer_say_the_same_characters(tmp_path: Path) -> None:
     prompt = f"[[emit={quote_from_bytes(TEXT.encode())}]]"
     total = len(TEXT.encode())

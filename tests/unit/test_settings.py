@@ -308,6 +308,7 @@ def test_an_engines_scheduling_is_set_per_version_and_shown_as_written(tmp_path:
     assert shown(", kv_soft_quota: off, long_prefill_tokens: auto")[0] == DEFAULT_RULES
     rules, view = shown(
         ", schedule: lpm, long_prefill_tokens: 64, long_prefill_tokens_min: 8, kv_watermark: 0.1, kv_soft_quota: 0.25, prefix_keys_max: 0"
+        ", step_timeout_s: 30"
     )
     assert rules == Rules(
         schedule=Schedule.LPM,
@@ -316,6 +317,7 @@ def test_an_engines_scheduling_is_set_per_version_and_shown_as_written(tmp_path:
         kv_watermark=0.1,
         kv_soft_quota=0.25,
         prefix_keys_max=0,
+        step_timeout_s=30.0,
     )
     assert (view["schedule"], view["kv_soft_quota"], view["long_prefill_tokens"]) == ("lpm", 0.25, 64)
     for wrong in (

@@ -147,6 +147,10 @@ class Version(Section):
         default=None,
         description="Part of the KV blocks, cached ones included, that a tenant may hold per unit of its weight before its blocks are the first to go.",
     )
+    step_timeout_s: Positive = Field(
+        default=120.0,
+        description="Longest step of a native engine; one that lasts longer has hung, and its replica is replaced.",
+    )
     prefix_keys_max: Annotated[int, rules.whole(0, 65_536)] = Field(
         default=4096,
         description="Keys of prefix blocks that a replica tells the controller, for placement by locality; 0 = none.",

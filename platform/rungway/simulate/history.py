@@ -187,8 +187,8 @@ class History:
                 pending[row.tenant] += row.cost_nusd
         for name, state in cell.tenants.items():
             spent, account = state.budget.spent, self._accounts[name]
-            low = account.acked
-            if spent != low and not low <= spent <= (high := low + account.late + self._open[name] + pending[name]):
+            low, high = account.acked, account.acked + account.late + self._open[name] + pending[name]
+            if not low <= spent <= high:
                 self._fail(f"{name}: {spent} nano-dollars spent, the history allows {low} to {high}")
 
     def final(self, cell: Cell, crashes: int) -> None:

@@ -6,6 +6,7 @@ delta per sequence.
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 from collections.abc import Callable
@@ -41,9 +42,11 @@ class Core:
         waiting_max: int,
         clock_ns: Callable[[], int],
         speculation: Speculation | None = None,
+        step_timeout_s: float = math.inf,
     ) -> None:
         """`context` = most tokens of a sequence; requests beyond `waiting_max` waiting sequences are refused.
-        `speculation` None = one token a step for each sequence."""
+        `speculation` None = one token a step for each sequence. `step_timeout_s`: a step that lasts longer has hung, which
+        `check` says."""
         self._runner = runner
         self._vocabulary = vocabulary
         self._scheduler = scheduler
@@ -53,6 +56,7 @@ class Core:
         self._answers: dict[Sequence, Answer] = {}
         self._seeds: dict[str, int] = {}
         self._meter = Meter(clock_ns)
+        self._step_timeout_s = step_timeout_s
         self._lock = threading.Lock()
 
     @property
@@ -102,6 +106,7 @@ class Core:
             scored = [(read.seq.group, self._score(read)) for read in done.reads]
         except RuntimeError as error:
             why = f"engine failure: {error}"
+            self._meter.give_up()
             with self._lock:
                 return [self._end(seq, "error", why) for seq in _concerned(step) if seq in self._answers]
         decoding = sum(item.size for item in step if _decodes(item))
@@ -123,6 +128,8 @@ class Core:
                 problems.append(f"{len(self._answers)} answers for {live} live sequences")
             if self._seeds.keys() != self._scheduler.groups.keys():
                 problems.append("a seed is kept for a request that has ended, or missing")
+        if (lasted_s := self._meter.running_s) > self._step_timeout_s:
+            problems.append(f"a step has lasted {lasted_s:.0f} s")
         return problems
 
     def prefix_news(self, *, full: bool) -> PrefixNews:

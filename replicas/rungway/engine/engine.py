@@ -74,6 +74,7 @@ class NativeEngine:
             waiting_max=waiting_max,
             clock_ns=clock_ns,
             speculation=speculation,
+            step_timeout_s=rules.step_timeout_s,
         )
         self._steps: StepLoop[_Order] = StepLoop(
             self._core, lambda order: self._core.add(order.work, order.grammar), _work_of

@@ -8,20 +8,32 @@ _KEEP = 0.9  # weight of the past at each step
 
 
 class Meter:
-    """`start` before the model runs, `stop` after. Rates are tokens of one kind per second of the steps that had any."""
+    """`start` before the model runs, `stop` after, or `give_up`. Rates are tokens of one kind per second of the steps that had any."""
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
         self._clock_ns = clock_ns
         self._started_ns = 0
+        self._running = False
         self.step_ms = 0.0
         self.prefill_tokens_per_s = 0.0
         self.decode_tokens_per_s = 0.0
 
+    @property
+    def running_s(self) -> float:
+        """How long the present step has lasted; 0 between steps. Any thread may ask."""
+        return (self._clock_ns() - self._started_ns) / 1e9 if self._running else 0.0
+
     def start(self) -> None:
         self._started_ns = self._clock_ns()
+        self._running = True
+
+    def give_up(self) -> None:
+        """The step has failed: it counts for nothing."""
+        self._running = False
 
     def stop(self, *, prefilled: int, decoded: int) -> int:
         """The duration, ns."""
+        self._running = False
         spent_ns = max(1, self._clock_ns() - self._started_ns)
         self.step_ms = _blend(self.step_ms, spent_ns / 1e6)
         if prefilled:

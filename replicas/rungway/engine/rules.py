@@ -19,7 +19,7 @@ class Rules:
     leave decoding its pace (chunks.py), but `long_prefill_tokens_min` at least. `kv_watermark`: part of the KV blocks that an admission leaves free while others
     run. `kv_soft_quota`: part of the KV blocks, running and cached, that a share of weight 1 may hold before its blocks
     go first, None = no quota. `prefix_keys_max`: prefix blocks whose keys are told to the controller, 0 = none,
-    one for every `prefix_key_blocks` of a text."""
+    one for every `prefix_key_blocks` of a text. `step_timeout_s`: a step that lasts longer has hung."""
 
     schedule: Schedule = Schedule.FCFS
     long_prefill_tokens: int | None = None
@@ -28,6 +28,7 @@ class Rules:
     kv_soft_quota: float | None = None
     prefix_keys_max: int = 4096
     prefix_key_blocks: int = 1
+    step_timeout_s: float = 120.0
 
 
 DEFAULT_RULES = Rules()

@@ -140,4 +140,5 @@ def rules_of(version: Version) -> Rules:
         kv_soft_quota=version.kv_soft_quota,
         prefix_keys_max=version.prefix_keys_max,
         prefix_key_blocks=version.prefix_key_blocks,
+        step_timeout_s=version.step_timeout_s,
     )
