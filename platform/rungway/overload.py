@@ -24,12 +24,20 @@ class Ramp(msgspec.Struct, frozen=True, kw_only=True):
     full: float
 
 
+# How often a late request is overtaken by its tenant's that are on time: at most one dispatch in so many and one is late.
+LATE_TURN = 64
+# Weighted tokens per unit of weight by which a tenant that has only late requests lets others of its class go ahead.
+LATE_QUANTUM = 8192
+
+
 class ShedSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`target_factor`: a request without a deadline of its own that waits for longer than so many first-token targets, or
-    would, is turned away (None = it waits on). The ramps are for tenants over their share; for the others shedding begins
-    where theirs is full."""
+    would, is late: it goes behind those that are not, at most `late_turn` of its tenant's and `late_quantum_tokens` of others' overtake it, and the ladder answers it by its
+    own wait (None = nobody is late). The ramps turn away: tenants over their share first; the others where theirs is full."""
 
-    target_factor: float | None = None
+    target_factor: float | None = 1.0
+    late_turn: int = LATE_TURN
+    late_quantum_tokens: int = LATE_QUANTUM
     interactive: Ramp = Ramp(begin=12.0, full=24.0)
     standard: Ramp = Ramp(begin=10.0, full=20.0)
     batch: Ramp = Ramp(begin=8.0, full=16.0)

@@ -126,7 +126,7 @@ def test_the_ladder_comes_back_one_rung_at_a_time() -> None:
     world.advance(1.5)
     scope = ("interactive", "within")
     top = world.cell.pools["large"].scopes[scope].in_force
-    assert top >= 4
+    assert top >= 3  # those who were late at `large` went to `small` one by one
     for request in requests:
         if request in world.cell.flights and world.grant(request).replica_id:
             world.complete(request)

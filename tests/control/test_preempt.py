@@ -9,7 +9,8 @@ import pytest
 
 from control.harness import World, tenant
 from rungway.contracts import Isolation, LadderTerms, Slo, Tenant, TenantClass
-from rungway.messages import Evict
+from rungway.engine.protocol import EngineStats
+from rungway.messages import Evict, Report
 from rungway.overload import PreemptSpec
 
 SLO = Slo(ttft_ms_p99=1000, tpot_ms_p99=100, availability=0.99)
@@ -28,12 +29,21 @@ def hog(**more: Any) -> Tenant:
 
 
 def fill(world: World, count: int = 4, **changes: Any) -> list[str]:
-    """Requests of the hog, one after the other."""
+    """Requests of the hog, one after the other, with answers that are long enough to bear a pause."""
     made = []
     for _ in range(count):
-        made.append(world.submit("hog", **changes))
+        made.append(world.submit("hog", **({"output_bound": 1000} | changes)))
+        begun(world, made[-1])
         world.advance(0.05)
     return made
+
+
+def begun(world: World, request_id: str, emitted: int = 1) -> None:
+    """Its client has the first tokens."""
+    flight = world.cell.flights[request_id]
+    if (attempt := flight.attempts.get(1)) is not None:
+        progress = [(request_id, 1, emitted)]
+        world.core.report(Report(attempt.replica_id, EngineStats(0, 0, 0, 1000, 1000, 0), progress), world.now)
 
 
 def evictions(world: World) -> list[tuple[str, Evict]]:

@@ -17,7 +17,7 @@ from rungway.engine.kernel_ops import KernelOps
 from rungway.engine.model import Batch
 from rungway.engine.ops import Span
 from rungway.engine.parallel.wire import moved
-from rungway.engine.runner import TorchRunner
+from rungway.engine.runner import TorchRunner, enter
 
 NEW = 12
 BLOCK_TOKENS = 4
@@ -131,16 +131,18 @@ def test_steps_with_drafts_are_replayed_whatever_their_division(module: Any) -> 
     assert plain.run(drafts_batch([2], [9], 0)) is None
 
 
-def test_an_engine_with_drafts_replays_and_says_the_same(module: Any) -> None:
+@pytest.mark.parametrize("drafts", [3, 10])
+def test_an_engine_with_drafts_replays_and_says_the_same(module: Any, drafts: int) -> None:
+    """More drafts than rows of one tile as well: those go another way."""
     prompts = random_prompts(6)
     expected = {str(at): generate(module, prompt, NEW) for at, prompt in enumerate(prompts)}
-    speculation = eager(ScriptedDrafter(foretold(expected, 0.3)), tokens_max=3)
+    speculation = eager(ScriptedDrafter(foretold(expected, 0.3)), tokens_max=drafts)
     core, _ = make_core(module, seqs=4, batched=64, ops=KernelOps(), speculation=speculation)
     recorder = FakeRecorder()
-    core._runner.record([4, 8, 16], recorder, 3)
+    core._runner.record([4, 8, 16], recorder, drafts)
     heard = run_all(core, [work(str(at), prompt, max_tokens=NEW) for at, prompt in enumerate(prompts)])
     assert {name: heard.tokens(name) for name in expected} == expected
-    assert speculation.accepted > 0 and recorder.replayed > 4
+    assert speculation.accepted > 0 and recorder.replayed > (4 if drafts == 3 else 0)
 
 
 @torch.inference_mode()
@@ -199,6 +201,15 @@ def test_batch_sizes_follow_from_the_sequences_and_the_setting() -> None:
     assert Sizes(3, 64, 64, 60, 4).graph_rows == (1, 2, 4, 6)
     assert Sizes(512, 64, 64, 60, 4, graph_rows_max=40).graph_rows == (1, 2, 4, 8, 16, 24, 32, 40)
     assert Sizes(8, 64, 64, 60, 4, graph_rows_max=0).graph_rows == ()
+
+
+def test_a_thread_takes_the_device_that_was_asked_for_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton starts kernels on the thread's own device, whatever the tensors lie on."""
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    for name in ("cpu", "cuda", "cuda:1"):
+        enter(torch.device(name))
+    assert taken == [torch.device("cuda:1")]
 
 
 def test_models_whose_steps_depend_on_values_are_not_recorded(module: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from rungway.engine.embedding import bert
 from rungway.engine.embedding.bert import BertEncoder, load_encoder
 from rungway.engine.embedding.encoder import Piece
 from rungway.engine.embedding.tokenizer import SentenceTokenizer
@@ -77,6 +78,44 @@ def test_vectors_are_those_of_transformers_in_any_batch(tmp_path: Path, pooling:
         assert torch.allclose(row, expected(folder, ids, first=pooling == "cls_token"), atol=ATOL)
         assert torch.allclose(row, vectors(encoder, ids)[0], atol=ATOL)
     assert float((together[0] - together[2]).abs().max()) > 0.01
+
+
+def split_by(rows: int) -> Any:
+    """A way to add up products that depends on how many rows there are."""
+
+    class Odd:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.inner(x)
+            return y if len(x) < rows else y * (1 + 1e-6)
+
+        def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+            return self(x).add_(residual)
+
+    return Odd
+
+
+@pytest.mark.parametrize("split", [None, 17], ids=["as it is", "products that depend on the number of rows"])
+@pytest.mark.parametrize("pooling", ["mean_tokens", "cls_token"])
+def test_a_vector_is_the_same_bit_for_bit_in_any_company(
+    tmp_path: Path, pooling: str, split: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_tiny_bert(tmp_path, pooling=pooling)
+    if split is not None:
+        made = bert.Maker.__call__
+        monkeypatch.setattr(bert.Maker, "__call__", lambda *args, **more: split_by(split)(made(*args, **more)))
+    encoder = load_encoder(folder, max_context=24, dtype="float32", device="cpu")
+    assert split is None or encoder._tile == bert.TILE
+    generator = torch.Generator().manual_seed(1)
+    lengths = [1, 3, 5, 24, 5, 3, 17, 8, 3, 2, 24, 13]
+    texts = [torch.randint(0, len(WORDS), (length,), generator=generator).tolist() for length in lengths]
+    alone = torch.cat([vectors(encoder, ids) for ids in texts])
+    for first, last in ((0, 12), (1, 3), (4, 9), (0, 2)):
+        assert torch.equal(vectors(encoder, *texts[first:last]), alone[first:last])
+    for ids, row in zip(texts[1:4], alone[1:4], strict=True):
+        assert torch.allclose(row, expected(folder, ids, first=pooling == "cls_token"), atol=ATOL)
 
 
 def test_bfloat16_is_close(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from engine.native_kit import VOCAB, Heard, drain, generate, make_core, random_model, random_prompts, run_all, work
 from engine.spec_kit import ScriptedDrafter, eager, foretold
 from rungway.engine.core import Core
+from rungway.engine.kernel_ops import KernelOps
 from rungway.engine.protocol import PromptToken
 from rungway.engine.sampler import LOGPROB_MIN
 from rungway.engine.scoring import LOGITS_BYTES_MAX, rows_max, score
@@ -62,6 +63,17 @@ def test_they_are_those_of_a_full_forward_pass_however_the_prompt_is_cut(model: 
         check(model, prompt, told(heard, f"r{at}"), tops)
         assert len(heard.tokens(f"r{at}")) == 4
     assert scheduler.pool.free == scheduler.pool.total
+
+
+@pytest.mark.parametrize("batched", [256, 3])
+def test_through_the_kernel_registry(model: Any, batched: int) -> None:
+    """The CUDA path's wiring, where short parts of prompts share a span with decodes."""
+    core, _ = make_core(model, seqs=3, batched=batched, ops=KernelOps())
+    works = [work(f"r{at}", prompt[:20], prompt_logprobs=2, max_tokens=4) for at, prompt in enumerate(PROMPTS[:4])]
+    heard = run_all(core, works)
+    for at, prompt in enumerate(PROMPTS[:4]):
+        check(model, prompt[:20], told(heard, f"r{at}"), 2)
+        assert heard.tokens(f"r{at}") == generate(model, prompt[:20], 4)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 7])

@@ -360,7 +360,7 @@ def test_a_request_can_wait_only_once() -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 30), st.integers(0, 3), st.integers(0, 2)), max_size=80))
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30), st.integers(0, 3), st.integers(0, 2)), max_size=80))
 def test_depths_and_entries_agree_with_a_plain_list(steps: list[tuple[int, int, int, int]]) -> None:
     queue, model = FairQueue(SHARES), dict[str, Queued]()
     for what, number, tenant, band in steps:
@@ -372,13 +372,16 @@ def test_depths_and_entries_agree_with_a_plain_list(steps: list[tuple[int, int, 
         elif what == 2:
             assert queue.remove(name) is model.pop(name, None)
         elif what == 3:
+            late = {e.request_id for e in model.values() if e.late}
             taken = queue.select(take_all)
             assert (taken is None) == (not model)
             if taken is not None:
                 same = [e for e in model.values() if (e.tenant, e.band) == (taken.tenant, taken.band)]
-                assert taken is min(same, key=lambda e: (e.deadline_ns, e.seq))
+                assert taken is min(same, key=lambda e: (e.request_id in late, 0 if e.late else e.deadline_ns, e.seq))
                 del model[taken.request_id]
-        else:
+        elif what == 5 and name in model and not model[name].late:
+            queue.relegate(model[name])
+        elif what == 4:
             queue.charge(f"t{tenant}", band, float(number - 15))
         assert {e.request_id for e in queue.entries()} == set(model) and queue.depth() == len(model)
         for b in range(3):

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
+from rungway.overload import ShedSpec
 from rungway.simulate.measure import fairness, percentile
 from rungway.simulate.summary import gap_bound
 from rungway.simulate.traces import read_trace
 from rungway.simulate.workload import Arrival, Stream, arrivals
 from rungway.simulate.world import World
 from sim import kit
+
+# Nobody is late, so nobody yields: the bound is 2 U.
+NO_TARGETS: dict[str, Any] = {"shed": ShedSpec(target_factor=None)}
+ENDLESS = NO_TARGETS | {"queue_timeout_s": kit.FOREVER_S, "request_timeout_s": kit.FOREVER_S}
 
 WEIGHTS = {"t1": 1.0, "t2": 2.0, "t3": 3.0, "t4": 4.0}
 LOADED_S = 150.0
@@ -23,7 +29,7 @@ LOADED_S = 150.0
 def weighted() -> World:
     """Four tenants, each asking for half of the capacity, for `LOADED_S`."""
     tenants = [kit.patient(name, weight=weight) for name, weight in WEIGHTS.items()]
-    world = kit.world(kit.one_tier(*tenants, queue_timeout_s=kit.FOREVER_S, request_timeout_s=kit.FOREVER_S))
+    world = kit.world(kit.one_tier(*tenants, **ENDLESS))
     streams = [Stream(name, 7.0, (64, 64), (64, 64), end_s=LOADED_S, even=True) for name in WEIGHTS]
     run_for(world, arrivals(streams, Random(1)), LOADED_S)
     assert not world.watch.broken
@@ -74,7 +80,7 @@ def arena(arm: str, wanted: list[Arrival]) -> World:
     # 16 sequences at 37.5 ms a token: two thirds of what the trace asks for.
     version = kit.engine(16, 37.5, kv_tokens=10_000)
     settings = {"queue_timeout_s": kit.FOREVER_S, "tick_ms": 1000.0}
-    platform = kit.one_tier(*tenants, version=version, request_timeout_s=kit.FOREVER_S, **settings)
+    platform = kit.one_tier(*tenants, version=version, **(NO_TARGETS | settings), request_timeout_s=kit.FOREVER_S)
     world = kit.world(platform, report_ms=500.0)
     world.play(asked)
     assert not world.watch.broken

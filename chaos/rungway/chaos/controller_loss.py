@@ -1,10 +1,10 @@
 """Drill `controller-loss`: kill -9 of the controller under a steady load, streams in mid-answer.
 
     leased     the gateway admits from its lease until the controller is back
-    control    the same with no lease in use: a rung is held by hand, and what might have to be degraded may not be admitted
-               without its audit row; so every new request waits for the controller
+    control    a second platform, the same with leases off: every new request waits for the controller
 
-`steady` stays far inside its quota. `tight` has a small one and asks for more than its lease holds. Readers of long streams
+`steady` stays far inside its quota. Three others have a small one, of requests (`tight`), of tokens (`narrow`) and of money
+(`poor`), and ask for more than a lease holds: what it admits of each is bounded by its part of that quota. Readers of long streams
 are in mid-answer when the controller dies; each compares its text with one that was read before.
 """
 
@@ -14,6 +14,8 @@ import json
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import msgspec
@@ -24,20 +26,39 @@ from rungway.chaos.faults import Role
 from rungway.chaos.invariants import Verdict
 from rungway.chaos.load import Phase, Sample, Stream, percentile
 from rungway.chaos.outage import Outage, long_text
-from rungway.chaos.stage import Stage, StageError
+from rungway.chaos.stage import Stage, StageError, own
 
 MODEL, ANSWER_TOKENS = "large", 12
-STEADY_PER_S, TIGHT_PER_S = 4.0, 2.0
+STEADY_PER_S, LIMITED_PER_S = 4.0, 2.0
 LOAD_S, KILL_AFTER_S = 40.0, 6.0
 LONG_STREAMS, LONG_TOKENS = 4, 300
-TIGHT_PER_MINUTE, LEASE_SHARE = 20, 0.5  # config/drill-lease: half of what is left of its quota
+LEASE_SHARE = 0.5  # config/drill-lease: a lease is half of what is left
+NO_LEASE = Path("config/drill-no-lease.yaml")
 ANSWERED_MIN, CONTROL_ANSWERED_MAX = 0.99, 0.1
 TTFT_MS_MAX = 2000.0
 BACK_WITHIN_S = 60.0
 
 
+class Limit(NamedTuple):
+    """A tenant of config/drill-lease with a small quota of one kind."""
+
+    tenant: str
+    unit: str
+    quota: int
+
+
+class Used(NamedTuple):
+    requests: int
+    tokens: int
+    nusd: int
+
+
+LIMITS = (Limit("tight", "requests", 20), Limit("narrow", "tokens", 400), Limit("poor", "nusd", 900_000))
+
+
 def controller_loss(stage: Stage, say: Say) -> Report:
-    """Run it against `stage`, which serves config/drill-lease.yaml and must be our own: it is hit by process id."""
+    """Run it against `stage`, which serves config/drill-lease.yaml and must be our own: it is hit by process id. The
+    control arm starts a platform of its own."""
     if stage.state_dir is None:
         raise StageError("controller-loss kills a process: it needs a platform of its own")
     mark = faults.mark_of(stage.state_dir)
@@ -52,19 +73,25 @@ def controller_loss(stage: Stage, say: Say) -> Report:
         verdicts = [
             _streams(streams, expected.text),
             *_steady(outage.during(of(samples, "steady", "load"))),
-            _tight(leased),
+            *_bounded(
+                leased, {limit.tenant: len(outage.during(of(samples, limit.tenant, "load"))) for limit in LIMITS}
+            ),
             _undegraded(samples),
             _refused(of(samples, "steady", "load")),
             _gauge(outage),
         ]
         course.at_rest()
-        course.admin.post("/admin/ladder", pool=MODEL, rung="rerank_off", ttl_s=600, why="control arm of a drill")
-        time.sleep(1.0)
-        control, dark = _arm(course, mark, "no lease in use", [])
-        course.admin.post("/admin/ladder", pool=MODEL, clear=True)
-        return course.report(
-            "controller-loss", verdicts, _control(dark.during(of(control, "steady", "load")), dark.back_ns)
-        )
+        return course.report("controller-loss", verdicts, _without_leases(say))
+
+
+def _without_leases(say: Say) -> list[Verdict]:
+    """The control arm."""
+    with own(NO_LEASE, None, say) as stage:
+        assert stage.state_dir is not None
+        with Course(stage, say) as course:
+            samples, dark = _arm(course, faults.mark_of(stage.state_dir), "no leases", [])
+            steady = of(samples, "steady", "load")
+            return _control(dark.during(steady), dark.back_ns)
 
 
 def _arm(course: Course, mark: str, what: str, streams: list[_Reader]) -> tuple[list[Sample], Outage]:
@@ -99,7 +126,7 @@ def _loads(stage: Stage) -> list[Stream]:
             name=name, key=stage.key(name), model=MODEL, max_tokens=ANSWER_TOKENS, phases=phases, timeout_s=110.0
         )
 
-    return [load("steady", STEADY_PER_S), load("tight", TIGHT_PER_S)]
+    return [load("steady", STEADY_PER_S), *(load(limit.tenant, LIMITED_PER_S) for limit in LIMITS)]
 
 
 class _Reader:
@@ -156,13 +183,16 @@ def _readers(stage: Stage, count: int) -> list[_Reader]:
     return found
 
 
-def _leased(course: Course, samples: Sequence[Sample]) -> dict[str, int]:
-    """Requests per stream whose decision says that a lease admitted them, from the ledger."""
-    found: dict[str, int] = {}
+def _leased(course: Course, samples: Sequence[Sample]) -> dict[str, Used]:
+    """What the lease admitted, by stream, from the ledger."""
+    found: dict[str, Used] = {}
     for sample in samples:
         if sample.status == 200:
-            decision = course.admin.get(f"/v1/decisions/{sample.request_id}")
-            found[sample.stream] = found.get(sample.stream, 0) + (decision["request"]["reason"] == "lease")
+            row = course.admin.get(f"/v1/decisions/{sample.request_id}")["request"]
+            if row["reason"] == "lease":
+                used = found.get(sample.stream, Used(0, 0, 0))
+                tokens = row["prompt_tokens"] + row["output_tokens"]
+                found[sample.stream] = Used(used.requests + 1, used.tokens + tokens, used.nusd + row["cost_nusd"])
     return found
 
 
@@ -187,10 +217,17 @@ def _steady(samples: Sequence[Sample]) -> list[Verdict]:
     ]
 
 
-def _tight(leased: dict[str, int]) -> Verdict:
-    most = int(LEASE_SHARE * TIGHT_PER_MINUTE)
-    text = f"{leased.get('tight', 0)} of tight, {leased.get('steady', 0)} of steady"
-    return Verdict("admitted from the lease", text, f"tight at most {most}", 0 < leased.get("tight", 0) <= most)
+def _bounded(leased: dict[str, Used], asked: dict[str, int]) -> list[Verdict]:
+    """Overspend is at most the lease, in every currency that a quota has; and each of them asked for more. `asked`: requests
+    while the controller was away."""
+    verdicts = []
+    for limit in LIMITS:
+        used = leased.get(limit.tenant, Used(0, 0, 0))
+        spent, most, many = getattr(used, limit.unit), int(LEASE_SHARE * limit.quota), asked.get(limit.tenant, 0)
+        text = f"{spent:,} in {used.requests} requests of {many} while it was away"
+        ok = 0 < spent <= most and used.requests < many
+        verdicts.append(Verdict(f"{limit.unit} of {limit.tenant} admitted from the lease", text, f"1 to {most:,}", ok))
+    return verdicts
 
 
 def _undegraded(samples: Sequence[Sample]) -> Verdict:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from rungway.chaos.course import Course, Target
 from rungway.chaos.load import Phase, Stream
 from rungway.chaos.service import tokens_between, zero_ns
@@ -42,19 +44,12 @@ def capacity_per_s(course: Course, answer_tokens: int, seconds: float) -> float:
 def asking(course: Course, phases: Sequence[Phase], *, answer_tokens: int, retries: int = 0) -> list[Stream]:
     """The phases' rates in three equal parts, each under its tenant's key, with the deadline that its class implies."""
     return [
-        Stream(
-            name=name,
-            key=course.stage.key(name),
-            model=MODEL,
-            max_tokens=answer_tokens,
-            phases=_third(phases),
-            poisson=True,
-            prompt=PROMPT,
-            seed=seed,
-            deadline_ms=TARGETS[name].ttft_ms + PACE_MS * (answer_tokens - 1) - WAY_MS,
-            retries=retries,
+        msgspec.structs.replace(
+            stream,
+            key=course.stage.key(stream.name),
+            deadline_ms=TARGETS[stream.name].ttft_ms + PACE_MS * (answer_tokens - 1) - WAY_MS,
         )
-        for seed, name in enumerate(CLASSES, 1)
+        for stream in _thirds(phases, answer_tokens, retries)
     ]
 
 
@@ -63,22 +58,25 @@ def undivided(
 ) -> list[Stream]:
     """The same arrivals without what the platform does about overload: one queue in order of arrival, no deadlines, no
     class, and no bound on the queue that matters. Clients leave when their patience ends."""
+    key = course.stage.key("undivided")
+    streams = _thirds(phases, answer_tokens, retries)
+    return [msgspec.structs.replace(stream, key=key, patience_s=patience_s) for stream in streams]
+
+
+def _thirds(phases: Sequence[Phase], answer_tokens: int, retries: int) -> list[Stream]:
+    """A third of the phases' rates for each class, still without a key."""
+    third = tuple(Phase(phase.name, phase.start_s, phase.seconds, phase.rate / len(CLASSES)) for phase in phases)
     return [
         Stream(
             name=name,
-            key=course.stage.key("undivided"),
+            key="",
             model=MODEL,
             max_tokens=answer_tokens,
-            phases=_third(phases),
+            phases=third,
             poisson=True,
             prompt=PROMPT,
             seed=seed,
-            patience_s=patience_s,
             retries=retries,
         )
         for seed, name in enumerate(CLASSES, 1)
     ]
-
-
-def _third(phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    return tuple(Phase(phase.name, phase.start_s, phase.seconds, phase.rate / len(CLASSES)) for phase in phases)

@@ -68,7 +68,7 @@ DRILLS: dict[str, Drill] = {
     ),
     "controller-loss": Drill(
         "The controller is killed under load: do streams go on, are new requests answered, does every bill add up?",
-        150,
+        240,
         controller_loss,
         LEASE,
     ),

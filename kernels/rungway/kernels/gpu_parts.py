@@ -102,28 +102,23 @@ def search(kernel: Kernel, dry: bool) -> Iterator[Record]:
     do not compile, do not fit or give another result are out."""
     module = importlib.import_module(f"rungway.kernels.{kernel.module}")
     watch = Stopwatch(dry)
-    by_key: dict[tuple[int, ...], list[Case]] = defaultdict(list)
-    cases = kernel.small[:1] if dry else kernel.large
-    for case in cases:
-        by_key[module.plan(kernel.name, *to_device(case.make(_dtype(dry)), watch.device))[0]].append(case)
-    for key, alike in by_key.items():
-        spent: dict[str, float] = defaultdict(float)
-        out: set[str] = set()
-        for case in alike:
-            args = to_device(case.make(_dtype(dry)), watch.device)
-            _, base = module.plan(kernel.name, *args)
-            expected = kernel.triton()(*args)
-            for change in changes(base, module.NEIGHBOURS)[: 2 if dry else None]:
-                took = _tried(watch, kernel, args, base._replace(**change), expected)
-                spent[json.dumps(change)] += took or 0.0
-                out |= {json.dumps(change)} if took is None else set()
-        right = {change: total for change, total in spent.items() if change not in out}
-        best = min(right, key=lambda change: right[change], default="{}")
-        gain = 1.0 - right[best] / right["{}"] if "{}" in right else 0.0
+    bases: dict[tuple[int, ...], Any] = {}
+    spent: dict[tuple[int, ...], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for case in kernel.small[:1] if dry else kernel.large:
+        args = to_device(case.make(_dtype(dry)), watch.device)
+        key, base = module.plan(kernel.name, *args)
+        bases[key] = base
+        expected = kernel.triton()(*args)
+        for change in changes(base, module.NEIGHBOURS)[: 2 if dry else None]:
+            took = _tried(watch, kernel, args, base._replace(**change), expected)
+            spent[key][json.dumps(change)] += float("inf") if took is None else took
+    for key, base in bases.items():
+        best = min(spent[key], key=spent[key].__getitem__)
+        gain = 1.0 - spent[key][best] / spent[key]["{}"] if spent[key]["{}"] < float("inf") else 0.0
         tile = base._replace(**json.loads(best)) if gain >= GAIN_MIN else base
-        yield {
-            "kind": "tile", "key": key_of(key), "tile": list(tile), "gain": gain, "tried": len(spent), "out": len(out)
-        }  # fmt: skip
+        out = sum(total == float("inf") for total in spent[key].values())
+        found = {"key": key_of(key), "tile": list(tile), "gain": gain, "tried": len(spent[key]), "out": out}
+        yield {"kind": "tile"} | found
 
 
 def _tried(watch: Stopwatch, kernel: Kernel, args: Args, config: Any, expected: torch.Tensor) -> float | None:

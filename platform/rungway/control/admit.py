@@ -15,6 +15,7 @@ from rungway.clock import NS_PER_MS
 from rungway.control.cell import Cell, Now
 from rungway.control.dispatch import dispatch, grant_unqueued
 from rungway.control.flight import Flight
+from rungway.control.late import look, own_rung
 from rungway.control.line import dequeue, enqueue, hold, tokens_needed
 from rungway.control.pool import Pool
 from rungway.control.refuse import refuse, refuse_again
@@ -25,6 +26,7 @@ from rungway.messages import Refused
 from rungway.outcomes import Code
 from rungway.policies.ladder import effective_rung, rung_index
 from rungway.policies.offers import quote
+from rungway.policies.pressure import PressureSignal
 from rungway.types import Ask, Offer, OfferKind, RateInfo, Refusal
 
 
@@ -77,9 +79,20 @@ def submit(cell: Cell, ask: Ask, now: Now) -> None:
     if state.waiting > limit:
         dispatch(cell, now)
         if flight.entry is not None and state.waiting > limit:
-            retry_s = retry_after_s(cell.pools[flight.pool], flight, now)
-            dequeue(cell, flight)
-            refuse(cell, flight, Code.QUEUE_FULL, f"Your queue of {limit} waiting requests is full.", retry_s, now)
+            last = _last_in_line(cell, flight)
+            retry_s = retry_after_s(cell.pools[last.pool], last, now)
+            dequeue(cell, last)
+            refuse(cell, last, Code.QUEUE_FULL, f"Your queue of {limit} waiting requests is full.", retry_s, now)
+
+
+def _last_in_line(cell: Cell, flight: Flight) -> Flight:
+    """Who leaves a tenant's full line for a new request: the latest arrival among those that are late, or else the new one."""
+    late = [entry for pool in cell.pools.values() if (entry := pool.queue.newest_late(flight.ask.tenant)) is not None]
+    if not late:
+        return flight
+    last = max(late, key=lambda entry: entry.enqueued_ns).payload
+    assert isinstance(last, Flight)
+    return last
 
 
 def readmit(cell: Cell, flight: Flight, now: Now) -> None:
@@ -134,6 +147,7 @@ def requote(cell: Cell, flight: Flight, now: Now, least_rung: int = 0) -> None:
     """Ask the offer policy what can be given now, under the rungs in force for this tenant. `least_rung` forces at
     least that rung on every tier (a budget that asks to degrade)."""
     ask, state = flight.ask, flight.state
+    waits_s = {name: look(cell, flight, pool, now) for name, pool in cell.pools.items() if pool.tier.kind is ask.kind}
     flight.rungs = {name: _rung_in_force(cell, flight, pool, now, least_rung) for name, pool in cell.pools.items()}
     key = crc32((ask.session or ask.request_id).encode())
     # A tier that was not asked for is looked at only where a rung may open it.
@@ -146,9 +160,7 @@ def requote(cell: Cell, flight: Flight, now: Now, least_rung: int = 0) -> None:
         if not everywhere and name not in ask.tiers:
             views.append(pool.idle_view(version))
             continue
-        # Whoever waits already is no longer asked how long: those behind it would count against it.
-        wait_s = pool.expected_wait_s(state, flight.band, now.mono_ns) if flight.entry is None else 0.0
-        views.append(pool.tier_view(version, wait_s))
+        views.append(pool.tier_view(version, waits_s[name]))
         predicted[name] = cell.predictor.predict(ask.tenant, name, ask.output_bound, version.default_max_tokens)
     flight.quote = quote(
         ask,
@@ -165,14 +177,19 @@ def requote(cell: Cell, flight: Flight, now: Now, least_rung: int = 0) -> None:
 
 
 def _rung_in_force(cell: Cell, flight: Flight, pool: Pool, now: Now, least_rung: int) -> int:
-    """The rung of this pool for this tenant; notes the pressure behind it for the explanation."""
-    state = flight.state
+    """The rung of this pool for this tenant, or for this very request where it is late; notes the pressure behind it for the
+    explanation."""
+    state, ladder = flight.state, cell.platform.ladder
     over = bool(pool.queue.depth()) and is_over(pool, state, now.mono_ns)
     scope = (flight.ask.tenant_class, "over" if over else "within")
     value, signal = pool.pressures.get(scope, (0.0, "none"))
     # A rung that is held by hand is not the signal's doing.
     flight.pressure[pool.name] = (value, signal if pool.scopes[scope].override is None else "override")
-    return effective_rung(max(pool.scopes[scope].in_force, least_rung), state.contract, cell.platform.ladder)
+    rung = max(pool.scopes[scope].in_force, least_rung)
+    load = flight.late.get(pool.name)
+    if load is not None and (own := own_rung(load, ladder)) > rung:
+        rung, flight.pressure[pool.name] = own, (round(load, 3), PressureSignal.QUEUE_WAIT)
+    return effective_rung(rung, state.contract, ladder)
 
 
 def _take_offer(cell: Cell, flight: Flight, now: Now) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from rungway.control.cell import Cell, Now
 from rungway.control.claims import keeps_clear, standing
 from rungway.control.flight import Attempt, Flight
+from rungway.control.late import relegate
 from rungway.control.line import left_queue
 from rungway.control.pool import Pool
 from rungway.control.shares import share_allows
@@ -27,6 +28,10 @@ def dispatch(cell: Cell, now: Now) -> None:
         while pool.queue.depth() and pool.has_room():
             judge = _Judge(cell, pool, now)
             entry = pool.queue.select(judge, local(pool, now.mono_ns))
+            for missed in judge.missed:
+                relegate(pool, missed)
+            if entry is None and judge.missed:
+                continue
             if entry is None:
                 break
             flight = entry.payload
@@ -45,12 +50,15 @@ class _Judge:
         self.now = now
         self.view: ReplicaView | None = None
         self.claims = standing(pool, now.mono_ns)
+        self.missed: list[Flight] = []  # passed: they can no longer begin in time
         self.kept: set[str] = set()  # replicas that somebody waits for who was passed
 
     def __call__(self, entry: Queued) -> Verdict:
         flight = entry.payload
         assert isinstance(flight, Flight) and flight.offer is not None
         if flight.gateway_lost_ns is not None:
+            return Verdict.SKIP
+        if self._missed(entry, flight):
             return Verdict.SKIP
         if flight.state.at_concurrency():
             return Verdict.SKIP_TENANT
@@ -71,12 +79,23 @@ class _Judge:
         self.kept |= shard
         return Verdict.SKIP_TENANT
 
+    def _missed(self, entry: Queued, flight: Flight) -> bool:
+        """Its latest start is over since the last tick, which gives it its place (or its refusal) among those that are late."""
+        if entry.late or flight.begun or entry.deadline_ns >= self.now.mono_ns:
+            return False
+        if flight.ask.deadline_ms is None:
+            self.missed.append(flight)
+        return True
+
 
 def _grant_on(cell: Cell, pool: Pool, flight: Flight, view: ReplicaView, charged: int, now: Now) -> None:
     """Bind the flight to a replica: a new attempt that holds its capacity until the engine reports its end."""
     offer = flight.offer
     assert offer is not None
     number = flight.next_attempt
+    before = flight.attempts.get(number - 1)
+    if before is not None and before.evicted_ns is not None:
+        pool.pace.paused((now.mono_ns - before.evicted_ns) / 1e9)
     flight.next_attempt += 1
     output = max(0, flight.held_tokens - offer.prompt_tokens)
     attempt = Attempt(view.replica_id, flight.sequences, flight.held_tokens, output, flight.band)

@@ -56,7 +56,7 @@ class Attempt:
 
 
 class Flight:
-    """`grant` is None while it waits. `held_tokens`/`held_nusd` are what the tenant's buckets hold for it."""
+    """`late`: by pool in which it cannot begin in time, its wait in first-token targets. `grant` is None while it waits. `held_tokens`/`held_nusd` are what the tenant's buckets hold for it."""
 
     __slots__ = (
         "ask",
@@ -75,6 +75,7 @@ class Flight:
         "granted_ns",
         "held_nusd",
         "held_tokens",
+        "late",
         "next_attempt",
         "offer",
         "pool",
@@ -102,6 +103,7 @@ class Flight:
         self.pool = ""
         self.cause = "ok"
         self.rungs: dict[str, int] = {}
+        self.late: dict[str, float] = {}
         self.pressure: dict[str, tuple[float, str]] = {}
         self.entry: Queued | None = None
         self.grant: Grant | None = None
@@ -274,5 +276,6 @@ def decision(flight: Flight, thresholds: object) -> str:
             "config": grant.config_digest if grant is not None else "",
             "queue_wait_ms": grant.queue_wait_ms if grant is not None else None,
             "evictions": flight.evictions or None,
+            "late": flight.late or None,
         }
     ).decode()

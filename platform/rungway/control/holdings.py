@@ -13,7 +13,8 @@ from rungway.policies.roster import Roster
 
 class Holdings:
     """Capacity is what grants hold, released when the engine's report says so. `held_tokens` and `queued_tokens` are the
-    sums over all tenants of what their states say of this pool, `holders` those with any of either, and how much."""
+    sums over all tenants of what their states say of this pool, `holders` those with any of either, and how much.
+    Of what waits, `late` requests with `late_bands` tokens are late (`control/late.py`)."""
 
     __slots__ = (
         "band_sequences",
@@ -21,6 +22,8 @@ class Holdings:
         "crowd",
         "held_tokens",
         "holders",
+        "late",
+        "late_bands",
         "name",
         "queued_bands",
         "queued_tokens",
@@ -37,6 +40,8 @@ class Holdings:
         self.held_tokens = self.queued_tokens = 0
         self.holders: dict[TenantState, int] = {}
         self.queued_bands = [0 for _ in CLASS_ORDER]
+        self.late = 0
+        self.late_bands = [0 for _ in CLASS_ORDER]
         self.band_sequences = [0 for _ in CLASS_ORDER]  # granted
         self.band_tokens = [0 for _ in CLASS_ORDER]
 
@@ -77,8 +82,16 @@ class Holdings:
         self.queued_tokens += tokens
         self._moved(state)
 
-    def unwait(self, tokens: int, state: TenantState, band: int) -> None:
+    def lag(self, tokens: int, state: TenantState, band: int, sign: int = 1) -> None:
+        """One that waits is late from now on."""
+        self.late += sign
+        self.late_bands[band] += sign * tokens
+        state.late_tokens[self.name] = state.late_tokens.get(self.name, 0) + sign * tokens
+
+    def unwait(self, tokens: int, state: TenantState, band: int, *, late: bool = False) -> None:
         """It left the line."""
+        if late:
+            self.lag(tokens, state, band, sign=-1)
         state.count(waiting=-1)
         self.queued_bands[band] -= tokens
         queued = state.queued_tokens.get(self.name, 0)
@@ -94,6 +107,19 @@ class Holdings:
             self.holders.pop(state, None)
 
     # -- sums -------------------------------------------------------------------------------------------------
+
+    def above(self, band: int) -> int:
+        """Tokens of higher classes that wait before a class: what is late there yields to who is on time."""
+        return sum(self.queued_bands[:band]) - sum(self.late_bands[:band])
+
+    def ahead(self, state: TenantState, band: int, rivals: float, *, late: bool) -> int | float:
+        """Tokens of a class that go before a new request of a tenant: its own, and meanwhile of each rival as much as its
+        weight (`rivals` of its own weight together) entitles it to. What is late goes before nobody who is not."""
+        mine, all_of_band = state.queued_tokens.get(self.name, 0), self.queued_bands[band]
+        if not late:
+            mine -= state.late_tokens.get(self.name, 0)
+            all_of_band -= self.late_bands[band]
+        return min(all_of_band, mine * (1.0 + rivals))
 
     def has_room(self) -> bool:
         """Cheap test before asking the queue: some replica has a free sequence slot."""

@@ -9,7 +9,7 @@ from rungway.control.flight import Flight
 from rungway.control.pool import SIDES, Pool, Scope
 from rungway.control.sides import over_share
 from rungway.policies.ladder import step
-from rungway.policies.pressure import PoolSignals, pressure
+from rungway.policies.pressure import DEGRADES_MAX, PoolSignals, pressure
 
 
 def walk(cell: Cell, now: Now) -> None:
@@ -54,7 +54,8 @@ def reoffer(cell: Cell, pool: Pool, now: Now) -> None:
 
 
 def _signals(cell: Cell, pool: Pool, now: Now) -> dict[Scope, PoolSignals]:
-    """Per scope: the longest wait against its own TTFT target. What the whole pool suffers from (KV, slots) is put on
+    """Per scope: the longest wait against its own TTFT target, of what is late only so much of it. What the whole pool
+    suffers from (KV, slots) is put on
     the tenants over their share while there are any, else on everybody who waits."""
     over = over_share(pool, now.mono_ns) if pool.queue.depth() else frozenset()
     worst: dict[Scope, tuple[float, float, float]] = {}
@@ -64,6 +65,8 @@ def _signals(cell: Cell, pool: Pool, now: Now) -> dict[Scope, PoolSignals]:
         scope = (str(flight.ask.tenant_class), "over" if entry.tenant in over else "within")
         wait_ms = (now.mono_ns - entry.enqueued_ns) / 1e6
         target_ms = flight.state.contract.slo.ttft_ms_p99
+        if entry.late:  # the ladder answers it by its own wait; the others may be asked to take cheaper answers for it
+            wait_ms = min(wait_ms, DEGRADES_MAX * target_ms)
         if wait_ms / target_ms > worst.get(scope, (0.0, 0.0, 1.0))[0]:
             worst[scope] = (wait_ms / target_ms, wait_ms, target_ms)
     running, slots = pool.in_flight()

@@ -5,12 +5,11 @@ from __future__ import annotations
 from rungway.clock import NS_PER_MS
 from rungway.control.cell import Cell, Now
 from rungway.control.flight import Flight
+from rungway.control.late import NEVER_NS, latest_start_ns, next_look_ns
 from rungway.control.pool import Pool
-from rungway.control.shed import latest_start_ns
 from rungway.policies.fairness import Queued
 from rungway.types import Offer, OfferKind
 
-NEVER_NS = 1 << 62
 # An answer that starts at the last moment must not be cut off one token before its end because a step took longer.
 SERVICE_MARGIN = 1.05
 
@@ -49,12 +48,14 @@ def give_back(flight: Flight, now: Now) -> None:
 
 
 def enqueue(cell: Cell, flight: Flight, now: Now) -> None:
-    """Take a place: band by class, weighted VTC over tenants, earliest deadline first inside the tenant. What has begun
-    goes before all that has not, at no charge: its prompt was charged already."""
+    """Take a place: band by class, weighted VTC over tenants, earliest deadline first inside the tenant, behind these what
+    is late. What has begun goes before all that has not, at no charge: its prompt was charged already."""
     ask, state, pool = flight.ask, flight.state, cell.pools[flight.pool]
     assert flight.offer is not None
-    deadline = NEVER_NS
-    if ask.deadline_ms is not None:
+    deadline, late = NEVER_NS, flight.pool in flight.late and not flight.begun
+    if late:
+        deadline = next_look_ns(cell, flight)
+    elif ask.deadline_ms is not None:
         # The latest moment to start: tokens of an answer that will be cut off are wasted.
         prompt = flight.offer.prompt_tokens
         service_ms = pool.pace.service_ms(prompt, max(0, flight.held_tokens - prompt) // max(1, flight.offer.best_of))
@@ -71,8 +72,12 @@ def enqueue(cell: Cell, flight: Flight, now: Now) -> None:
         enqueued_ns=flight.enqueued_ns,
         payload=flight,
     )
+    if late:
+        flight.entry.relegate()
     pool.queue.push(flight.entry)
     pool.wait(flight.held_tokens, state, flight.band)
+    if late:
+        pool.lag(flight.held_tokens, state, flight.band)
 
 
 def dequeue(cell: Cell, flight: Flight) -> None:
@@ -85,5 +90,6 @@ def dequeue(cell: Cell, flight: Flight) -> None:
 
 
 def left_queue(pool: Pool, flight: Flight) -> None:
+    assert flight.entry is not None
+    pool.unwait(flight.held_tokens, flight.state, flight.band, late=flight.entry.late)
     flight.entry = None
-    pool.unwait(flight.held_tokens, flight.state, flight.band)

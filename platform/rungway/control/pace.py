@@ -13,17 +13,22 @@ LEARNING_RATE = 0.05
 # Waits scatter about what is expected; a deadline is promised only with this much to spare, or under overload, when
 # everybody is admitted to the limit, half of the answers would come just too late.
 WAIT_MARGIN = 1.25
+# How long work that is stopped for others will wait: twice what it has been on average, at first 5 s.
+PAUSE_MARGIN = 2.0
+DEFAULT_PAUSE_S = 2.5
+PAUSE_LEARNING_RATE = 0.1
 
 
 class Pace:
     """`prefill_rate` in tokens per second, `decode_ms` per output token of one sequence; `drain` of the whole queue,
     `drains` of each band, in tokens held by what was dispatched."""
 
-    __slots__ = ("decode_ms", "drain", "drains", "prefill_rate")
+    __slots__ = ("_pause_s", "decode_ms", "drain", "drains", "prefill_rate")
 
     def __init__(self) -> None:
         self.prefill_rate = DEFAULT_PREFILL_TOKENS_PER_S
         self.decode_ms = DEFAULT_DECODE_MS_PER_TOKEN
+        self._pause_s = DEFAULT_PAUSE_S
         self.drain = DrainRate()
         self.drains = [DrainRate() for _ in CLASS_ORDER]
 
@@ -39,6 +44,15 @@ class Pace:
         """A request of so many tokens left the queue; whether anybody waits behind it."""
         self.drain.observe(float(tokens), now_ns, waiting)
         self.drains[band].observe(float(tokens), now_ns, waiting_in_band)
+
+    def paused(self, seconds: float) -> None:
+        """Work that was stopped goes on after so long."""
+        self._pause_s += PAUSE_LEARNING_RATE * (seconds - self._pause_s)
+
+    @property
+    def pause_s(self) -> float:
+        """What a pause has to be expected to take."""
+        return PAUSE_MARGIN * self._pause_s
 
     def service_ms(self, prompt_tokens: int, output_tokens: int) -> float:
         """From dispatch to the last token."""

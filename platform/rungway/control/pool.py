@@ -66,7 +66,7 @@ class Pool(Holdings):
         super().__init__(tier.name, Roster(spec.in_flight_factor), crowd)
         self.tier = tier
         self.spec = spec
-        self.queue = FairQueue(spec.class_shares)
+        self.queue = FairQueue(spec.class_shares, spec.shed.late_turn, spec.shed.late_quantum_tokens)
         self.claims: dict[str, Claim] = {}  # by the request that waits
         self.stats: dict[str, EngineStats] = {}
         self.prefixes: dict[str, HeldPrefixes] = {}
@@ -88,6 +88,7 @@ class Pool(Holdings):
         """A reload: new terms for the same replicas and queue."""
         self.tier, self.spec = tier, spec
         self.queue.set_shares(spec.class_shares)
+        self.queue.set_late(spec.shed.late_turn, spec.shed.late_quantum_tokens)
         self.roster.stretch(spec.in_flight_factor)
 
     # -- replicas ---------------------------------------------------------------------------------------------
@@ -220,16 +221,15 @@ class Pool(Holdings):
         """Seconds in which what waits here now will probably have been dispatched."""
         return self.pace.drain.retry_after_s(self.queued_tokens, now_ns)
 
-    def expected_wait_s(self, state: TenantState, band: int, now_ns: int) -> float:
-        """Until a new Ask of this tenant and class would leave the queue. Ahead of it are the higher bands, what its own
+    def expected_wait_s(self, state: TenantState, band: int, now_ns: int, *, late: bool = False) -> float:
+        """Until a new Ask of this tenant and class would leave the queue, if it is on time, or as a `late` one. Ahead of it are the higher bands, what its own
         tenant has waiting, and meanwhile of each other tenant in the band as much as its weight entitles it to; lower
         bands take their minimum shares. So a neighbour's long queue, or a lower class's, does not make a short one look
         long."""
-        mine = state.queued_tokens.get(self.name, 0)
         rivals = self.queue.rival_weight(state.contract.name, band) / state.contract.weight
-        ahead = min(self.queued_bands[band], mine * (1.0 + rivals))
+        ahead = self.ahead(state, band, rivals, late=late)
         left = max(SHARE_LEFT_MIN, 1.0 - self.queue.claimed_below(band))
-        return self.pace.wait_s(ahead, (ahead + sum(self.queued_bands[:band])) / left, band, now_ns)
+        return self.pace.wait_s(ahead, (ahead + self.above(band)) / left, band, now_ns)
 
     def idle_view(self, version: Version) -> TierView:
         """For an Ask that this tier cannot serve: it only counts with its rank."""

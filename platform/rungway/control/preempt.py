@@ -19,6 +19,7 @@ from rungway.contracts import CLASS_ORDER
 from rungway.control.cell import Cell, Now
 from rungway.control.claims import minimum_share, standing
 from rungway.control.flight import Attempt, Flight
+from rungway.control.pace import Pace
 from rungway.control.pool import Pool
 from rungway.control.shares import cap_allows, in_reserve, own_share
 from rungway.control.sides import is_over
@@ -27,7 +28,6 @@ from rungway.policies.placement import ReplicaView
 from rungway.policies.reclaim import Claim, Counts, Keeps, Need, Room, Running, Spare, choose_victims
 
 NEW_GRANTS_ONLY = 0.5  # of `reclaim_s`; what is stopped then has the other half to leave
-PAUSE_S = 5.0  # an answer whose deadline has less to spare is not stopped for a higher class: it would be lost
 CLAIMS_MAX = 32  # new ones per pool and look
 
 
@@ -88,10 +88,15 @@ def _outranks(cell: Cell, pool: Pool, flight: Flight, now: Now) -> bool:
     """It has used up its part of the first-token target (or of its own deadline), its tenant takes no more than its due, and
     lower classes hold something. What was stopped once stops nobody."""
     at, band = pool.spec.preempt.at, flight.band
-    if at is None or flight.evictions or not any(pool.band_sequences[band + 1 :]):
+    if (
+        at is None
+        or flight.evictions
+        or flight.entry is None
+        or flight.entry.late
+        or not any(pool.band_sequences[band + 1 :])
+    ):
         return False
     target_ns = flight.state.contract.slo.ttft_ms_p99 * NS_PER_MS
-    assert flight.entry is not None
     urgent = flight.entry.deadline_ns - now.mono_ns < (1.0 - at) * target_ns
     if now.mono_ns - flight.enqueued_ns < at * target_ns and not urgent:
         return False
@@ -128,11 +133,6 @@ def _may_stop(flight: Flight, attempt: Attempt, evictions_max: int, rest_ns: int
 
 
 def _running(pool: Pool, flight: Flight, number: int, attempt: Attempt, now_ns: int) -> Running:
-    tight = False
-    if flight.ask.deadline_ms is not None:
-        left_ms = (attempt.output_reserved - attempt.emitted) / attempt.sequences * pool.pace.decode_ms
-        slack_ms = flight.ask.deadline_ms - (now_ns - flight.submitted_ns) / NS_PER_MS - left_ms
-        tight = slack_ms < PAUSE_S * 1000.0
     return Running(
         flight.ask.request_id,
         number,
@@ -142,8 +142,24 @@ def _running(pool: Pool, flight: Flight, number: int, attempt: Attempt, now_ns: 
         attempt.granted_ns,
         attempt.sequences,
         attempt.tokens,
-        tight=tight,
+        tight=breaks_a_promise(flight, attempt, pool.pace, now_ns),
     )
+
+
+def breaks_a_promise(flight: Flight, attempt: Attempt, pace: Pace, now_ns: int) -> bool:
+    """A pause of the usual length would cost a running answer its deadline, its first-token target or its pace. What is
+    missed in any case, but for a deadline, is no reason to spare it."""
+    lived_ms = (now_ns - flight.submitted_ns) / NS_PER_MS
+    made = sum(each.emitted for each in flight.attempts.values()) / attempt.sequences
+    whole = max(made, attempt.output_reserved / attempt.sequences)
+    left_ms, pause_ms = (whole - made) * pace.decode_ms, 1000.0 * pace.pause_s
+    if flight.ask.deadline_ms is not None and flight.ask.deadline_ms - lived_ms - left_ms < pause_ms:
+        return True
+    slo = flight.state.contract.slo
+    if not made:
+        return lived_ms <= slo.ttft_ms_p99
+    slack_ms = slo.tpot_ms_p99 * (whole - 1.0) - (lived_ms - flight.first_wait_ms) - left_ms
+    return 0.0 <= slack_ms < pause_ms
 
 
 def _claim(cell: Cell, pool: Pool, scene: _Scene, flight: Flight, why: str, now: Now) -> None:

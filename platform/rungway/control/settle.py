@@ -7,8 +7,10 @@ from each replica that worked on it (what the engine did). A side that died is r
 from __future__ import annotations
 
 from rungway.clock import NS_PER_S
+from rungway.control.admit import readmit
 from rungway.control.cell import FREE, Cell, Now, Orphan
 from rungway.control.flight import Attempt, Flight, ledger_row
+from rungway.control.late import next_look_ns, relegate
 from rungway.control.line import dequeue
 from rungway.control.orphans import ORPHANS_MAX, keep_stray, sweep_orphans, write_orphan
 from rungway.control.refuse import refuse, refuse_retry
@@ -262,6 +264,9 @@ def _expire(cell: Cell, flight: Flight, now: Now) -> None:
     if flight.evictions and not flight.retrying:
         return  # stopped by us, not by a failure: it goes on as soon as there is room, and only its client's time ends it
     late = not flight.begun and now.mono_ns > entry.deadline_ns
+    if late and flight.ask.deadline_ms is None:
+        _overdue(cell, flight, now)
+        return
     if not late and waited_ns <= cell.platform.controller.queue_timeout_s * NS_PER_S:
         return
     pool = cell.pools[flight.pool]
@@ -269,9 +274,18 @@ def _expire(cell: Cell, flight: Flight, now: Now) -> None:
     dequeue(cell, flight)
     if flight.retrying:
         refuse_retry(cell, flight, now)
-    elif late and flight.ask.deadline_ms is None:
-        refuse(cell, flight, Code.OVERLOADED, "It could not begin within its first-token target.", retry_s, now)
     elif late:
         refuse(cell, flight, Code.DEADLINE_UNREACHABLE, "The deadline cannot be met any more.", retry_s, now)
     else:
         refuse(cell, flight, Code.OVERLOADED, "No replica became free within the queue's time limit.", retry_s, now)
+
+
+def _overdue(cell: Cell, flight: Flight, now: Now) -> None:
+    """A request that waits has missed its latest start, or its wait reached another rung: it goes behind those that are on
+    time, and gets the offer of its own rung."""
+    assert flight.entry is not None
+    if not flight.entry.late:
+        relegate(cell.pools[flight.pool], flight)
+    readmit(cell, flight, now)
+    if flight.entry is not None:
+        flight.entry.deadline_ns = next_look_ns(cell, flight)

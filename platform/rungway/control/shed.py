@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rungway.clock import NS_PER_MS
 from rungway.control.cell import Cell, Now
 from rungway.control.flight import Flight
 from rungway.control.pool import Pool
@@ -20,6 +19,8 @@ def drop_late_offers(cell: Cell, flight: Flight, now: Now) -> bool:
         for offer in quote.offers
         if offer.kind is not OfferKind.MODEL or not _turned_away(cell, flight, cell.pools[offer.tier], now)
     )
+    if any(offer.kind is OfferKind.MODEL and offer.tier not in flight.late for offer in kept):
+        kept = tuple(offer for offer in kept if offer.kind is not OfferKind.MODEL or offer.tier not in flight.late)
     if len(kept) == len(quote.offers):
         return True
     flight.quote = quote._replace(offers=kept)
@@ -28,10 +29,9 @@ def drop_late_offers(cell: Cell, flight: Flight, now: Now) -> bool:
 
 def _turned_away(cell: Cell, flight: Flight, pool: Pool, now: Now) -> bool:
     spec, state = cell.platform.controller.shed, flight.state
-    target_s = state.contract.slo.ttft_ms_p99 / 1000.0
-    load = pool.expected_wait_s(state, flight.band, now.mono_ns) / target_s
-    if spec.target_factor is not None and flight.ask.deadline_ms is None and load > spec.target_factor:
-        return True
+    load = flight.late.get(pool.name)
+    if load is None:
+        load = pool.expected_wait_s(state, flight.band, now.mono_ns) * 1000.0 / state.contract.slo.ttft_ms_p99
     ramp = ramp_of(spec, flight.ask.tenant_class)
     if load <= ramp.begin:
         return False
@@ -43,12 +43,3 @@ def retry_after_s(pool: Pool, flight: Flight, now: Now) -> int:
     """From the drain of its tenant's line, spread over the requests that are turned away."""
     queued = float(flight.state.queued_tokens.get(pool.name, 0))
     return spread_s(pool.pace.drain.retry_after_s(queued, now.mono_ns), flight.ask.request_id)
-
-
-def latest_start_ns(cell: Cell, flight: Flight, prefill_ms: float) -> int | None:
-    """When a request without a deadline has to begin for its first token to come in time; None where that is all one."""
-    factor = cell.platform.controller.shed.target_factor
-    if factor is None:
-        return None
-    left_ms = factor * flight.state.contract.slo.ttft_ms_p99 - prefill_ms
-    return flight.submitted_ns + int(max(0.0, left_ms) * NS_PER_MS)

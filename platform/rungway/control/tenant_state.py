@@ -22,8 +22,8 @@ BANDS = {tenant_class: band for band, tenant_class in enumerate(CLASS_ORDER)}
 
 class TenantState:
     """Mutable counters of a tenant. `pool_tokens[pool]` are its granted tokens in flight there,
-    `pool_running[pool]` its sequences, `queued_tokens[pool]` the tokens it has waiting. `running` counts granted requests, `waiting` queued ones;
-    both change through `count` only."""
+    `pool_running[pool]` its sequences, `queued_tokens[pool]` the tokens it has waiting, of which `late_tokens[pool]` are
+    late. `running` counts granted requests, `waiting` queued ones; both change through `count` only."""
 
     __slots__ = (
         "breaker",
@@ -31,6 +31,7 @@ class TenantState:
         "contract",
         "crowd",
         "last_ask_ns",
+        "late_tokens",
         "pool_running",
         "pool_tokens",
         "queued_tokens",
@@ -55,6 +56,7 @@ class TenantState:
         self.pool_tokens: dict[str, int] = {}
         self.pool_running: dict[str, int] = {}
         self.queued_tokens: dict[str, int] = {}
+        self.late_tokens: dict[str, int] = {}
         self.last_ask_ns = now_ns - ACTIVE_FOR_NS
         self.service_s = 1.0
 

@@ -6,7 +6,8 @@ The parts of `fairness.FairQueue`, which says how they work together.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from math import inf
 
@@ -24,10 +25,15 @@ class Verdict(Enum):
     STOP = "stop"
 
 
+# Ranks of late requests begin here, after all deadlines.
+LATE_NS = 1 << 63
+
+
 class Queued:
     """One waiting request. `band` indexes CLASS_ORDER; `cost` is its whole input, in weighted tokens, of which dispatch
     charges what is not in `cached`: so much the judge that takes it expects its replica to hold already. `deadline_ns` is
-    monotonic (a large number = none)."""
+    monotonic (a large number = none); `rank_ns` orders its tenant's line: the deadline it came with, or, once it is `late`,
+    behind all that are not, by arrival."""
 
     __slots__ = (
         "band",
@@ -36,6 +42,7 @@ class Queued:
         "deadline_ns",
         "enqueued_ns",
         "payload",
+        "rank_ns",
         "request_id",
         "seq",
         "tenant",
@@ -62,7 +69,17 @@ class Queued:
         self.deadline_ns = deadline_ns
         self.enqueued_ns = enqueued_ns
         self.payload = payload
+        self.rank_ns = deadline_ns
         self.seq = -1  # place of arrival, given by `push`: first in, first out among equal deadlines
+
+    @property
+    def late(self) -> bool:
+        """It can no longer begin in time."""
+        return self.rank_ns >= LATE_NS
+
+    def relegate(self) -> None:
+        """Behind all that are on time. Not while it waits in a queue: see `FairQueue.relegate`."""
+        self.rank_ns = LATE_NS + self.enqueued_ns
 
     @property
     def charge(self) -> float:
@@ -74,18 +91,65 @@ Judge = Callable[[Queued], Verdict]
 
 
 class Flow:
-    """One tenant in one band. `counter` is service / weight; `waiting` is sorted by (deadline, arrival); `passes` counts
-    its dispatches since the first in line was one."""
+    """One tenant in one band. `counter` is service / weight; `waiting` is sorted by (rank, arrival); `passes` counts its
+    dispatches since the first in line was one, `overtaken` those since a late one was (while one waits); `turn` is how
+    many of these make it a late one's turn."""
 
-    __slots__ = ("counter", "order", "passes", "tenant", "waiting", "weight")
+    __slots__ = ("counter", "order", "overtaken", "passes", "tenant", "turn", "waiting", "weight")
 
-    def __init__(self, tenant: str, weight: float, order: int) -> None:
+    def __init__(self, tenant: str, weight: float, order: int, turn: int) -> None:
         self.tenant = tenant
+        self.turn = turn
+        self.overtaken = 0
         self.weight = weight
         self.order = order
         self.counter = 0.0
         self.passes = 0
         self.waiting: list[tuple[int, int, Queued]] = []
+
+    @property
+    def only_late(self) -> bool:
+        """All that wait are late."""
+        return self.waiting[0][2].late
+
+    def add(self, entry: Queued) -> None:
+        insort(self.waiting, (entry.rank_ns, entry.seq, entry))
+
+    def drop(self, entry: Queued) -> None:
+        del self.waiting[bisect_left(self.waiting, (entry.rank_ns, entry.seq, entry))]
+
+    def line(self) -> Iterator[Queued]:
+        """In order: who is on time by deadline, then who is late by arrival; but a late one in its turn goes first."""
+        first = self._in_turn()
+        if first is not None:
+            yield first
+        for _, _, entry in self.waiting:
+            if entry is not first:
+                yield entry
+
+    def window(self, size: int) -> list[Queued]:
+        """The first `size` in line that may be served in another order among themselves: a late one is not one of those
+        who are on time."""
+        first = self._in_turn()
+        if first is not None:
+            return [first]
+        head = [entry for _, _, entry in self.waiting[:size]]
+        return [entry for entry in head if entry.late == head[0].late]
+
+    def served(self, entry: Queued) -> None:
+        """An entry is about to be served: count who is overtaken."""
+        first = next(self.line())
+        self.passes = 0 if first is entry else self.passes + 1
+        if entry.late:
+            self.overtaken = 0
+        elif self.waiting[-1][2].late:
+            self.overtaken += 1
+
+    def _in_turn(self) -> Queued | None:
+        """The late entry that was overtaken often enough to go first, except before what has begun (ranks below 0)."""
+        if self.overtaken < self.turn or not self.waiting[-1][2].late or self.waiting[0][0] < 0:
+            return None
+        return self.waiting[bisect_left(self.waiting, (LATE_NS,))][2]
 
 
 # How many dispatches a band remembers of what its requests turned out to cost, and how many make evidence.
@@ -101,6 +165,7 @@ class Band:
     (> 0) or ahead (< 0) of its minimum share. Dispatch knows only `cost`; output is charged later. So the band learns
     what its requests cost in the end per token of `cost`, and the account weighs dispatches by that. `level` is where
     deficits end when the order is by locality (`locality.py`), `floor` what the last walk lifts passed flows to at most.
+    `yields`: so much service / weight a tenant with nobody on time lets those go ahead who have somebody.
     """
 
     __slots__ = (
@@ -111,18 +176,22 @@ class Band:
         "floor",
         "flows",
         "last",
+        "late",
         "level",
         "owed",
         "passed",
         "ready",
         "share",
         "weight",
+        "yields",
     )
 
     def __init__(self, share: float) -> None:
         self.share = share
+        self.yields = 0.0
         self.owed = 0.0
         self.depth = 0
+        self.late = 0
         self.flows: dict[str, Flow] = {}
         self.ready: list[tuple[float, int, Flow]] = []
         self.weight = 0.0  # of the flows in `ready`
@@ -134,11 +203,19 @@ class Band:
         self.charged = 0.0
         self.dispatches = 0
 
-    def weigh(self, cost: float) -> float:
-        """Expected total cost of a request that dispatch charges with `cost`."""
-        if self.dispatches < _COST_EVIDENCE or self.dispatched <= 0.0:
+    @property
+    def only_late(self) -> bool:
+        """Somebody waits, and nobody of them can begin in time."""
+        return 0 < self.depth == self.late
+
+    def weigh(self, cost: float, like: Sequence[Band]) -> float:
+        """Expected total cost of a request that dispatch charges with `cost`. While this band knows too little, what all
+        of its like know together: else bands that know would pay in full for what the others have almost for nothing."""
+        known = (self,) if self.dispatches >= _COST_EVIDENCE else like
+        dispatched = sum(band.dispatched for band in known)
+        if dispatched <= 0.0 or sum(band.dispatches for band in known) < _COST_EVIDENCE:
             return cost
-        ratio = 1.0 + self.charged / self.dispatched
+        ratio = 1.0 + sum(band.charged for band in known) / dispatched
         return cost * min(max(ratio, _COST_RATIO_MIN), _COST_RATIO_MAX)
 
     def remember(self, cost: float) -> None:
@@ -176,13 +253,28 @@ class Band:
             insort(self.ready, (counter, flow.order, flow))
         flow.counter = counter
 
+    def ready_flows(self) -> Iterator[Flow]:
+        """By counter; a tenant that has nobody on time as if its counter were `yields` higher."""
+        if not self.late:
+            yield from (flow for _, _, flow in self.ready)
+            return
+        behind: deque[Flow] = deque()
+        for counter, _, flow in self.ready:
+            if flow.only_late:
+                behind.append(flow)
+                continue
+            while behind and behind[0].counter + self.yields <= counter:
+                yield behind.popleft()
+            yield flow
+        yield from behind
+
     def walk(self, judge: Judge) -> tuple[Queued | None, bool]:
         """The first entry, by counter and deadline, that the judge takes (entry, True) or stops at (entry, False);
         (None, False) when nothing in the band may run."""
         self.passed.clear()
         self.floor = inf
-        for _, _, flow in self.ready:
-            for _, _, entry in flow.waiting:
+        for flow in self.ready_flows():
+            for entry in flow.line():
                 verdict = judge(entry)
                 if verdict is Verdict.TAKE:
                     return entry, True

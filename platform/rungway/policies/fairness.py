@@ -1,4 +1,4 @@
-"""Who is served next: bands by class with minimum shares, weighted VTC over tenants, earliest deadline inside a tenant.
+"""Who is served next: bands by class with minimum shares, weighted VTC over tenants, deadlines inside a tenant.
 
 Inside a band this is the Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024),
 weighted: every token a tenant is served adds price / weight to its counter, input at dispatch and output as it streams;
@@ -16,10 +16,10 @@ inside a band is that of `locality.py`, which prefers cached beginnings and wide
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 
 from rungway.contracts import CLASS_ORDER
+from rungway.overload import LATE_QUANTUM, LATE_TURN
 from rungway.policies import locality
 from rungway.policies.bands import Band, Flow, Judge, Queued, Verdict
 from rungway.policies.locality import Local
@@ -28,11 +28,14 @@ __all__ = ["FairQueue", "Judge", "Queued", "Verdict"]
 
 
 class FairQueue:
-    """The waiting requests of one pool. `shares`: minimum share per class name, 0 to 1; scaled down if they exceed 1."""
+    """The waiting requests of one pool. `shares`: minimum share per class name, 0 to 1; scaled down if they exceed 1.
+    `turn`: a late request is overtaken by at most so many of its tenant before one that is late has its turn; `yields`: a
+    tenant that has only late ones falls behind others of its class by at most so much service / weight for their sake."""
 
-    __slots__ = ("_bands", "_index", "_orders", "_seq", "_unit", "_weights")
+    __slots__ = ("_bands", "_index", "_orders", "_seq", "_turn", "_unit", "_weights")
 
-    def __init__(self, shares: Mapping[str, float]) -> None:
+    def __init__(self, shares: Mapping[str, float], turn: int = LATE_TURN, yields: float = LATE_QUANTUM) -> None:
+        self._turn = turn
         self._bands = [Band(0.0) for _ in CLASS_ORDER]
         self._index: dict[str, Queued] = {}
         self._weights: dict[str, float] = {}
@@ -40,6 +43,15 @@ class FairQueue:
         self._seq = 0
         self._unit = 0.0  # largest request seen since the queue was last empty: how far an account may run
         self.set_shares(shares)
+        self.set_late(turn, yields)
+
+    def set_late(self, turn: int, yields: float) -> None:
+        """Take other bounds on what those who are on time may take from those who are late, after a reload."""
+        self._turn = turn
+        for band in self._bands:
+            band.yields = yields
+            for flow in band.flows.values():
+                flow.turn = turn
 
     def set_shares(self, shares: Mapping[str, float]) -> None:
         """Take new minimum shares after a reload."""
@@ -68,10 +80,27 @@ class FairQueue:
             band.enter(flow)
         entry.seq = self._seq
         self._seq += 1
-        insort(flow.waiting, (entry.deadline_ns, entry.seq, entry))
+        flow.add(entry)
         band.depth += 1
+        band.late += entry.late
         self._index[entry.request_id] = entry
-        self._unit = max(self._unit, band.weigh(entry.cost))
+        self._unit = max(self._unit, band.weigh(entry.cost, self._bands))
+
+    def relegate(self, entry: Queued) -> None:
+        """A waiting request can no longer begin in time: it goes behind those of its tenant that can, a tenant that has only
+        late ones behind those of its class who have others (by `yields` at most, so much wider is the fairness bound), and a
+        class in which all are late behind the classes in which somebody is not."""
+        band = self._bands[entry.band]
+        flow = band.flows[entry.tenant]
+        flow.drop(entry)
+        entry.relegate()
+        flow.add(entry)
+        band.late += 1
+
+    def newest_late(self, tenant: str) -> Queued | None:
+        """The late request of a tenant that came last, or None: where the tenant's line is too long, it leaves."""
+        lasts = [flow.waiting[-1][2] for b in self._bands if (flow := b.flows.get(tenant)) is not None and flow.waiting]
+        return max((entry for entry in lasts if entry.late), key=lambda entry: entry.enqueued_ns, default=None)
 
     def remove(self, request_id: str) -> Queued | None:
         """Take a request out without serving it (client gone, deadline passed); None if it does not wait here."""
@@ -84,7 +113,7 @@ class FairQueue:
         """Remove, charge and return the next request that the judge takes, or None. The judge must not change the
         queue; it may say what part of an entry's cost is `cached`. `local`: order by locality inside a band.
 
-        First the bands that are owed service, then all in class order. A STOP keeps its own and all lower bands from
+        First the bands that are owed service, then all in class order, those in which all are late last. A STOP keeps its own and all lower bands from
         the place, except those that are owed service themselves; a band that is owed a whole such request keeps
         everybody from it, or small requests of others would eat every gap before a big one fits.
         """
@@ -95,10 +124,10 @@ class FairQueue:
             if taken and entry is not None:
                 return self._take(band, entry)
             if entry is not None:
-                if band.owed >= band.weigh(entry.cost):
+                if band.owed >= band.weigh(entry.cost, self._bands):
                     return None
                 barrier = min(barrier, entry.band)
-        for band in self._bands[:barrier]:
+        for band in sorted(self._bands[:barrier], key=lambda band: band.only_late):
             if band.depth and band not in claimants:
                 entry, taken = _walk(band, judge, local)
                 if taken and entry is not None:
@@ -141,7 +170,11 @@ class FairQueue:
 
     def claimed_below(self, band: int) -> float:
         """Share of dispatch that lower bands which wait may claim from this one."""
-        return sum(lower.share for lower in self._bands[band + 1 :] if lower.depth)
+        return sum(self._claim(lower) for lower in self._bands[band + 1 :] if lower.depth)
+
+    def _claim(self, band: Band) -> float:
+        """Share of dispatch that a band which waits is owed: its class's; where all are late, what a late one's turn is."""
+        return min(band.share, 1.0 / self._turn) if band.only_late else band.share
 
     def entries(self) -> Iterator[Queued]:
         """All waiting requests, by arrival. The queue must not change meanwhile: copy first."""
@@ -163,26 +196,27 @@ class FairQueue:
     def _flow(self, band: Band, tenant: str, weight: float) -> Flow:
         flow = band.flows.get(tenant)
         if flow is None:
-            flow = band.flows[tenant] = Flow(tenant, weight, self._orders)
+            flow = band.flows[tenant] = Flow(tenant, weight, self._orders, self._turn)
             self._orders += 1
         return flow
 
     def _detach(self, entry: Queued) -> None:
         band = self._bands[entry.band]
         flow = band.flows[entry.tenant]
-        del flow.waiting[bisect_left(flow.waiting, (entry.deadline_ns, entry.seq, entry))]
+        flow.drop(entry)
         if not flow.waiting:
             band.leave(flow)
         band.depth -= 1
+        band.late -= entry.late
         del self._index[entry.request_id]
         if not self._index:
             self._unit = 0.0
 
     def _take(self, band: Band, entry: Queued) -> Queued:
-        self._account(band, band.weigh(entry.charge))
+        self._account(band, band.weigh(entry.charge, self._bands))
         band.remember(entry.charge)
         flow = band.flows[entry.tenant]
-        flow.passes = 0 if flow.waiting[0][2] is entry else flow.passes + 1
+        flow.served(entry)
         band.overtake(flow)
         self._detach(entry)
         band.charge(flow, entry.charge)
@@ -199,9 +233,9 @@ class FairQueue:
         for band in self._bands:
             if band is served:
                 if band.owed > 0.0:
-                    band.owed += (band.share - 1.0) * cost
+                    band.owed += (self._claim(band) - 1.0) * cost
             elif band.depth:
-                band.owed = min(limit, band.owed + band.share * cost)
+                band.owed = min(limit, band.owed + self._claim(band) * cost)
             else:
                 band.owed = min(0.0, band.owed + band.share * cost)
 

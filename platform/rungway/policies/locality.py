@@ -61,7 +61,7 @@ def walk(band: Band, judge: Judge, local: Local) -> tuple[Queued | None, bool]:
                 if verdict in (Verdict.TAKE, Verdict.STOP):
                     return entry, verdict is Verdict.TAKE
         for flow in eligible:
-            for _, _, entry in flow.waiting:
+            for entry in flow.line():
                 if flow.order in done:
                     break
                 verdict = _ask(band, flow, entry, judge, done)
@@ -102,10 +102,10 @@ def _warmest(flows: list[Flow], warmth: Callable[[Queued], int]) -> list[tuple[F
     ranked: list[tuple[int, int, Flow, Queued]] = []
     looks = LOOKS_MAX
     for place, flow in enumerate(flows):
-        window = flow.waiting[: 1 if flow.passes >= PASSES_MAX else WINDOW]
+        window = flow.window(1 if flow.passes >= PASSES_MAX else WINDOW)
         looks -= len(window)
         most, which = 0, None
-        for _, _, entry in window:
+        for entry in window:
             tokens = warmth(entry)
             if tokens > most:
                 most, which = tokens, entry

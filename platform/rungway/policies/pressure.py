@@ -4,7 +4,7 @@
 budget burns as fast as it is given. The number is the largest of four parts:
 
     queue_wait   queue_wait_ms / ttft_target_ms
-    slo_burn     burn rate, at most SLO_BURN_MAX
+    slo_burn     burn rate, at most DEGRADES_MAX
     kv_use       share of KV blocks in use       } occupancy: at most FULL_AND_HEALTHY
     in_flight    in_flight / capacity            } unless work has waited for WAITING_FROM of its target
 
@@ -22,7 +22,7 @@ from enum import StrEnum
 PRESSURE_MAX = 100.0
 FULL_AND_HEALTHY = 0.89
 WAITING_FROM = 0.5
-SLO_BURN_MAX = 1.9
+DEGRADES_MAX = 1.9
 
 
 class PressureSignal(StrEnum):
@@ -59,7 +59,7 @@ def pressure(signals: PoolSignals) -> tuple[float, str]:
     in_flight = signals.in_flight / signals.capacity if signals.capacity > 0 else 0.0
     parts = (
         (waited, PressureSignal.QUEUE_WAIT),
-        (min(signals.slo_burn, SLO_BURN_MAX), PressureSignal.SLO_BURN),
+        (min(signals.slo_burn, DEGRADES_MAX), PressureSignal.SLO_BURN),
         (min(signals.kv_use, occupancy_max), PressureSignal.KV_USE),
         (min(in_flight, occupancy_max), PressureSignal.IN_FLIGHT),
     )

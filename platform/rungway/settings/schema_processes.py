@@ -130,8 +130,18 @@ class ShedBatch(_Ramp):
 class Shed(Section):
     target_factor: Annotated[float | None, rules.number(0, above=True, words=("never",))] = Field(
         default=_SHED.target_factor,
-        description="A request without a deadline is turned away when it waits, or would, for longer than so many "
-        "first-token targets of its tenant.",
+        description="A request without a deadline that waits, or would, for longer than so many first-token targets of "
+        "its tenant goes behind those that still can begin in time, and the ladder answers it by its own wait.",
+    )
+    late_turn: Count = Field(
+        default=_SHED.late_turn,
+        description="So many requests of its tenant that are on time overtake a late one at most before one that is late "
+        "has its turn.",
+    )
+    late_quantum_tokens: CountOrZero = Field(
+        default=_SHED.late_quantum_tokens,
+        description="So many weighted tokens per unit of weight a tenant that has only late requests lets others of its "
+        "class go ahead; the fairness bound is wider by twice as much.",
     )
     interactive: ShedInteractive = Field(
         default_factory=ShedInteractive,

@@ -79,7 +79,7 @@ def summary(world: World) -> dict[str, Any]:
 
 def gap_bound(world: World) -> float:
     """2U / (smallest weight), U = max(longest prompt, 2 x tokens that a tier may have in flight); where the order is by
-    locality, two quanta more."""
+    locality, two quanta more, and two of what late requests yield."""
     by_tier: Counter[str] = Counter()
     for replica in world.living():
         by_tier[replica.version.tier] += replica.info.kv_tokens
@@ -87,6 +87,8 @@ def gap_bound(world: World) -> float:
     unit = max(longest, 2 * max(by_tier.values(), default=0))
     spec = world.platform.controller
     quanta = 2.0 * spec.locality_quantum_tokens if spec.order == "dlpm" else 0.0
+    if spec.shed.target_factor is not None and spec.order != "dlpm":
+        quanta += 2.0 * spec.shed.late_quantum_tokens
     return 2.0 * unit / min(tenant.weight for tenant in world.platform.tenants) + quanta
 
 

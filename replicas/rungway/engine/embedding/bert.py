@@ -5,7 +5,9 @@ h = norm(h + down(gelu(up(h)))). Attention is bidirectional. The vector is the m
 Gurevych 2019), or h of its first token where the model says so, divided by its length.
 
 Nothing is padded: linear layers and norms see the tokens of all texts one after the other ([tokens, hidden]); attention goes
-over texts of equal length at a time, so that no mask is needed and no text can see another.
+over texts of equal length at a time, so that no mask is needed and no text can see another. Where products of another number
+of rows round differently (`keeps_rows_apart`), linear layers take TILE rows at a time on CPU, filled up with zeros: a vector is
+the same bit for bit in any company.
 """
 
 from __future__ import annotations
@@ -27,6 +29,11 @@ from rungway.engine.weights import DirectoryWeights, read_config
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+
+
+TILE = 16  # rows of one product, where their number matters
+_COUNTS = (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64)
+_SEEN = 70
 
 
 class Shape(NamedTuple):
@@ -98,6 +105,7 @@ class BertEncoder:
         self._norm = weights.norm("embeddings.LayerNorm", shape.norm_eps)
         make = Maker(plain(dtype))
         self._layers = [_layer(f"encoder.layer.{i}.", weights, make, shape.norm_eps) for i in range(shape.layers)]
+        self._tile = TILE if device.type == "cpu" and not self._any_company(dtype) else 0
 
     @torch.inference_mode()
     def encode(self, batch: Sequence[Piece]) -> list[bytes | Failed | None]:
@@ -114,19 +122,40 @@ class BertEncoder:
             found[at] = vectors[row].astype("<f4").tobytes()
         return found
 
+    def _any_company(self, dtype: torch.dtype) -> bool:
+        """Whether the shapes of the first layer keep rows apart; all layers have the same."""
+        layer, hidden = self._layers[0], self._shape.hidden
+        inner = layer.up(torch.zeros(2, hidden, dtype=dtype)).shape[1]
+        sizes = ((layer.qkv, hidden), (layer.out, hidden), (layer.up, hidden), (layer.down, inner))
+        return all(keeps_rows_apart(linear, inputs, dtype) for linear, inputs in sizes)
+
     def _states(self, ids: torch.Tensor, runs: list[Run]) -> torch.Tensor:
         """[tokens, hidden] after the last layer."""
         places = torch.cat([torch.arange(run.length, device=self._device).repeat(run.texts) for run in runs])
         x = self._norm(self._word[ids] + self._place[places])
+        # a product of one row is another operation than one of several
+        x = F.pad(x, (0, 0, 0, -len(x) % self._tile if self._tile else max(0, 2 - len(x))))
         for layer in self._layers:
-            x = layer.attention_norm(layer.out.add(self._attend(layer.qkv(x), runs), x))
-            x = layer.norm(layer.down.add(F.gelu(layer.up(x), approximate=self._shape.gelu), x))
+            x = layer.attention_norm(self._added(layer.out, self._attend(self._product(layer.qkv, x), runs), x))
+            grown = F.gelu(self._product(layer.up, x), approximate=self._shape.gelu)
+            x = layer.norm(self._added(layer.down, grown, x))
         return x
+
+    def _product(self, linear: Projection, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([linear(x[rows]) for rows in self._tiles(x)]) if self._tile else linear(x)
+
+    def _added(self, linear: Projection, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        if not self._tile:
+            return linear.add(x, residual)
+        return torch.cat([linear.add(x[rows], residual[rows]) for rows in self._tiles(x)])
+
+    def _tiles(self, x: torch.Tensor) -> list[slice]:
+        return [slice(at, at + self._tile) for at in range(0, len(x), self._tile)]
 
     def _attend(self, qkv: torch.Tensor, runs: list[Run]) -> torch.Tensor:
         """[tokens, 3 * hidden] -> [tokens, hidden]."""
         hidden, heads = self._shape.hidden, self._shape.heads
-        out = qkv.new_empty(qkv.shape[0], hidden)
+        out = qkv.new_zeros(qkv.shape[0], hidden)
         for start, texts, length in runs:
             rows = slice(start, start + texts * length)
             q, k, v = qkv[rows].view(texts, length, 3, heads, hidden // heads).permute(2, 0, 3, 1, 4)
@@ -161,6 +190,18 @@ class Tensors:
 
     def norm(self, name: str, eps: float) -> Norm:
         return Norm(self(f"{name}.weight"), self(f"{name}.bias"), eps)
+
+
+def keeps_rows_apart(linear: Projection, inputs: int, dtype: torch.dtype) -> bool:
+    """Whether a row's product has the same bits beside any number of others; tried with some numbers."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(_SEEN, inputs, generator=generator).to(dtype)
+    together = linear(x)
+    return all(
+        torch.equal(linear(x[at : at + count].contiguous()), together[at : at + count])
+        for count in _COUNTS
+        for at in (0, _SEEN - count)
+    )
 
 
 def load_encoder(path: Path, *, max_context: int, dtype: str, device: str) -> BertEncoder:

@@ -30,6 +30,6 @@ class Encoder(Protocol):
 
     def encode(self, batch: Sequence[Piece]) -> list[bytes | Failed | None]:
         """For each piece, in order, its vector: `dimensions` little-endian float32 of length 1. What a piece gets does
-        not depend on the others, up to rounding. None: it never gets any (only the fake's). Raises RuntimeError where the
+        not depend on the others, on a GPU up to rounding. None: it never gets any (only the fake's). Raises RuntimeError where the
         device fails."""
         ...
