@@ -16,7 +16,7 @@ from rungway.engine.experts import Experts, Router
 from rungway.engine.families.spec import Routing, Score
 from rungway.engine.model import Decoder
 from rungway.engine.ops import PlainOps
-from rungway.engine.parts import Builder
+from rungway.engine.parts import Builder, Stream
 from rungway.engine.precision import INT8, Maker, plain
 from rungway.engine.selftest import likeness, read_through
 from rungway.engine.weights import DirectoryWeights, read_config
@@ -80,10 +80,10 @@ def test_each_wanted_expert_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(layer, "_experts", [watched(at, inner) for at, inner in enumerate(layer._experts)])
     with torch.inference_mode():
-        layer(torch.randn(40, build.arch.hidden))
+        layer(Stream(torch.randn(40, build.arch.hidden)))
         assert sum(rows for _, rows in ran) == 80 and len({number for number, _ in ran}) == len(ran)
         ran.clear()
-        layer(torch.randn(1, build.arch.hidden))
+        layer(Stream(torch.randn(1, build.arch.hidden)))
     assert [rows for _, rows in ran] == [1, 1]
 
 

@@ -197,7 +197,7 @@ async def test_a_body_that_is_not_json(tmp_path: Path, body: bytes, kind: str, s
     [
         (b'{"model": "small" "messages": []}', "byte 18"),
         (b'{"model": "small"', "truncated"),
-        (b'{"model": "small", "messages": []}}', "byte 34"),
+        (b'{"model": "small", "messages": []}}', "trailing characters"),
         (b'{"user": "a\\ud800b"}', "half of a surrogate pair"),
     ],
 )
@@ -434,6 +434,9 @@ async def test_a_refusal_has_the_controllers_status_limits_and_honest_retry_afte
         for code, status, retry in [
             ("requests_per_minute", 429, 7),
             ("budget_exhausted", 429, None),
+            ("budget_exhausted", 429, 4000),
+            ("tenant_suspended", 429, None),
+            ("tenant_suspended", 429, 2),
             ("overloaded", 503, 2),
             ("no_capacity", 503, 0),
         ]:
@@ -448,7 +451,8 @@ async def test_a_refusal_has_the_controllers_status_limits_and_honest_retry_afte
                 assert answer.headers["x-rungway-rung"] == "3"
                 assert answer.headers["x-ratelimit-remaining-requests"] == "59"
                 assert answer.headers["x-rungway-model-requested"] == "small"
-                assert ("x-should-retry" in answer.headers) == (code == "budget_exhausted")
+                final = code == "budget_exhausted" or (code, retry) == ("tenant_suspended", None)
+                assert answer.headers.get("x-should-retry") == ("false" if final else None), "a pause ends by itself"
         # The controller wrote these rows itself.
         assert rig.controller.finishes == []
         assert rig.controller.withdrawn == []

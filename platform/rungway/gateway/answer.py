@@ -15,7 +15,7 @@ from rungway.engine.protocol import PromptToken, TokenLogprob
 from rungway.errors import RequestError
 from rungway.gateway.prompt_view import prompt_logprobs
 from rungway.gateway.tool_calls import call_id, finish_of, read_calls
-from rungway.outcomes import CODES
+from rungway.outcomes import CODES, Code
 from rungway.types import Grant, RateInfo, Refusal
 
 _JSON = (b"content-type", b"application/json")
@@ -114,8 +114,9 @@ def headers(facts: Facts, first: Header) -> list[Header]:
 def json_headers(facts: Facts, length: int, error: RequestError | None = None) -> list[Header]:
     known = headers(facts, _JSON)
     known.append((b"content-length", b"%d" % length))
-    if error is not None and CODES[error.code].type == "insufficient_quota":
-        # The official SDKs retry every 429 unless told otherwise; a spent budget stays spent.
+    paused = error is not None and error.code is Code.TENANT_SUSPENDED and error.retry_after_s is not None
+    if error is not None and CODES[error.code].type == "insufficient_quota" and not paused:
+        # The official SDKs retry every 429 unless told otherwise; a spent budget stays spent. A pause ends by itself.
         known.append((b"x-should-retry", b"false"))
     return known
 
