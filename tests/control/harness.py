@@ -213,6 +213,8 @@ class World:
         for pool in self.cell.pools.values():
             assert pool.queue.depth() == 0
             assert all(view.running == 0 and view.tokens == 0 for view in pool.views.values())
+            assert not any((*pool.band_sequences, *pool.band_tokens, *pool.queued_bands))
+            assert not pool.holders and (pool.roster.running, pool.roster.tokens) == (0, 0)
         for state in self.cell.tenants.values():
             assert (state.running, state.waiting) == (0, 0)
             assert state.budget.held == 0

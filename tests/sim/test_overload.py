@@ -160,7 +160,8 @@ def test_a_refusal_costs_no_engine_anything() -> None:
 @pytest.mark.parametrize("deadlines", [True, False])
 def test_a_retry_storm_ends_with_its_cause(deadlines: bool) -> None:
     """Ten times the capacity for half a minute from clients who try three times without a pause, then a normal day."""
-    world = crowd(floor="small_tier", tries_max=3, backoff_s=0.0)
+    shed = None if deadlines else scenario.TIGHT
+    world = crowd(shed, floor="small_tier", tries_max=3, backoff_s=0.0)
     world.play(load(world, (10.0, 0.0, 30.0), (0.8, 30.0, 110.0), seed=4, deadlines=deadlines))
     assert world.watch.broken == []
     start_ns = world.sampler.started_ns

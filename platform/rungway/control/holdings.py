@@ -108,10 +108,6 @@ class Holdings:
 
     # -- sums -------------------------------------------------------------------------------------------------
 
-    def above(self, band: int) -> int:
-        """Tokens of higher classes that wait before a class: what is late there yields to who is on time."""
-        return sum(self.queued_bands[:band]) - sum(self.late_bands[:band])
-
     def ahead(self, state: TenantState, band: int, rivals: float, *, late: bool) -> int | float:
         """Tokens of a class that go before a new request of a tenant: its own, and meanwhile of each rival as much as its
         weight (`rivals` of its own weight together) entitles it to. What is late goes before nobody who is not."""

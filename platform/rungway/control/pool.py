@@ -229,7 +229,7 @@ class Pool(Holdings):
         rivals = self.queue.rival_weight(state.contract.name, band) / state.contract.weight
         ahead = self.ahead(state, band, rivals, late=late)
         left = max(SHARE_LEFT_MIN, 1.0 - self.queue.claimed_below(band))
-        return self.pace.wait_s(ahead, (ahead + self.above(band)) / left, band, now_ns)
+        return self.pace.wait_s(ahead, (ahead + sum(self.queued_bands[:band])) / left, band, now_ns)
 
     def idle_view(self, version: Version) -> TierView:
         """For an Ask that this tier cannot serve: it only counts with its rank."""

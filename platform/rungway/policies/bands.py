@@ -203,11 +203,6 @@ class Band:
         self.charged = 0.0
         self.dispatches = 0
 
-    @property
-    def only_late(self) -> bool:
-        """Somebody waits, and nobody of them can begin in time."""
-        return 0 < self.depth == self.late
-
     def weigh(self, cost: float, like: Sequence[Band]) -> float:
         """Expected total cost of a request that dispatch charges with `cost`. While this band knows too little, what all
         of its like know together: else bands that know would pay in full for what the others have almost for nothing."""

@@ -87,9 +87,8 @@ class FairQueue:
         self._unit = max(self._unit, band.weigh(entry.cost, self._bands))
 
     def relegate(self, entry: Queued) -> None:
-        """A waiting request can no longer begin in time: it goes behind those of its tenant that can, a tenant that has only
-        late ones behind those of its class who have others (by `yields` at most, so much wider is the fairness bound), and a
-        class in which all are late behind the classes in which somebody is not."""
+        """A waiting request can no longer begin in time: it goes behind those of its tenant that can, and a tenant that has
+        only late ones behind those of its class who have others, by `yields` at most: so much wider is the fairness bound."""
         band = self._bands[entry.band]
         flow = band.flows[entry.tenant]
         flow.drop(entry)
@@ -113,7 +112,7 @@ class FairQueue:
         """Remove, charge and return the next request that the judge takes, or None. The judge must not change the
         queue; it may say what part of an entry's cost is `cached`. `local`: order by locality inside a band.
 
-        First the bands that are owed service, then all in class order, those in which all are late last. A STOP keeps its own and all lower bands from
+        First the bands that are owed service, then all in class order. A STOP keeps its own and all lower bands from
         the place, except those that are owed service themselves; a band that is owed a whole such request keeps
         everybody from it, or small requests of others would eat every gap before a big one fits.
         """
@@ -127,7 +126,7 @@ class FairQueue:
                 if band.owed >= band.weigh(entry.cost, self._bands):
                     return None
                 barrier = min(barrier, entry.band)
-        for band in sorted(self._bands[:barrier], key=lambda band: band.only_late):
+        for band in self._bands[:barrier]:
             if band.depth and band not in claimants:
                 entry, taken = _walk(band, judge, local)
                 if taken and entry is not None:
@@ -170,11 +169,7 @@ class FairQueue:
 
     def claimed_below(self, band: int) -> float:
         """Share of dispatch that lower bands which wait may claim from this one."""
-        return sum(self._claim(lower) for lower in self._bands[band + 1 :] if lower.depth)
-
-    def _claim(self, band: Band) -> float:
-        """Share of dispatch that a band which waits is owed: its class's; where all are late, what a late one's turn is."""
-        return min(band.share, 1.0 / self._turn) if band.only_late else band.share
+        return sum(lower.share for lower in self._bands[band + 1 :] if lower.depth)
 
     def entries(self) -> Iterator[Queued]:
         """All waiting requests, by arrival. The queue must not change meanwhile: copy first."""
@@ -233,9 +228,9 @@ class FairQueue:
         for band in self._bands:
             if band is served:
                 if band.owed > 0.0:
-                    band.owed += (self._claim(band) - 1.0) * cost
+                    band.owed += (band.share - 1.0) * cost
             elif band.depth:
-                band.owed = min(limit, band.owed + self._claim(band) * cost)
+                band.owed = min(limit, band.owed + band.share * cost)
             else:
                 band.owed = min(0.0, band.owed + band.share * cost)
 
