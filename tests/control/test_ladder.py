@@ -7,10 +7,10 @@ from collections import Counter
 
 import msgspec
 
-from control.harness import LADDER, World, tenant
+from control.harness import LADDER, NO_LIMITS, World, tenant
 from rungway.contracts import LadderTerms, Slo, TenantClass
 from rungway.messages import Granted
-from rungway.policies.ladder import set_override
+from rungway.policies.ladder import clear_override, set_override
 from rungway.types import Action, Grant, OfferKind, Risk
 
 
@@ -167,3 +167,28 @@ def test_a_rung_held_by_hand_is_the_reason_that_is_given() -> None:
         pool.scopes[scope], _ = set_override(pool.scopes[scope], 4, world.mono_ns + 10**12, LADDER)
     grant = world.grant(world.submit(model="large", tiers=("large",)))
     assert (grant.offer.tier, grant.offer.degraded, grant.reason) == ("small", ("small_tier",), "override")
+
+
+def test_a_better_offer_for_who_waits_stays_within_its_tenants_tokens() -> None:
+    """Seen in seed 2813: the rung that had shortened a prompt was left, and the whole prompt was held beyond the quota."""
+    quotas = msgspec.structs.replace(NO_LIMITS, tokens_per_minute=3000)
+    world = World(tenant("acme", quotas=quotas), tenant("beta"), replicas=("small",))
+    for _ in range(4):
+        world.submit("beta")
+    pool, state = world.cell.pools["small"], world.cell.tenants["acme"]
+    names = [rung.name for rung in LADDER.rungs]
+    for scope in pool.scopes:
+        pool.scopes[scope], _ = set_override(
+            pool.scopes[scope], names.index("context_trim"), world.mono_ns + 10**12, LADDER
+        )
+    waiting = world.submit(prompt=2000)
+    assert world.cell.flights[waiting].held_tokens < 1100
+    other = world.submit(prompt=1000)
+    for scope in pool.scopes:
+        pool.scopes[scope], _ = clear_override(pool.scopes[scope])
+    world.core.reoffer_all(world.now)
+    assert state.tokens.fits(0, world.mono_ns), "more is held than the quota"
+    assert world.cell.flights[waiting].held_tokens < 1100 and world.cell.flights[waiting].entry is not None
+    world.core.withdraw(other, "client_cancelled", world.now)
+    world.core.reoffer_all(world.now)
+    assert world.cell.flights[waiting].held_tokens > 2000, "now there is enough for the whole prompt"

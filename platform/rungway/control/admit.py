@@ -108,15 +108,24 @@ def readmit(cell: Cell, flight: Flight, now: Now) -> None:
     offer = flight.quote.offers[0]
     if old is not None and (offer.kind, offer.tier, offer.rung) == (old.kind, old.tier, old.rung):
         return
-    if not flight.state.budget.fits(offer.price_nusd - flight.held_nusd, now.wall_ns):
+    need = tokens_needed(cell, flight, offer)
+    if not _can_hold(flight, offer, need, now):
         return
     dequeue(cell, flight)
-    hold(cell, flight, offer, tokens_needed(cell, flight, offer), now)
+    hold(cell, flight, offer, need, now)
     flight.cause = _cause_of(cell, flight, offer)
     if offer.kind is OfferKind.MODEL:
         enqueue(cell, flight, now)
     else:
         grant_unqueued(cell, flight, now)
+
+
+def _can_hold(flight: Flight, offer: Offer, need: int, now: Now) -> bool:
+    """Whether its tenant can pay for another offer what that takes beyond the present one."""
+    state, more = flight.state, need - flight.held_tokens
+    if more > 0 and not state.tokens.fits(more, now.mono_ns):
+        return False
+    return state.budget.fits(offer.price_nusd - flight.held_nusd, now.wall_ns)
 
 
 def _tenant_limits(cell: Cell, state: TenantState, now: Now) -> None:
