@@ -158,6 +158,11 @@ class History:
                 del self._pending[request_id]
                 self._accounts[row.tenant].committed(number, row)
 
+    def undurable(self) -> list[LedgerRow]:
+        """Decided and not on disk: what a crash now makes a controller forget until gateways repeat their ends."""
+        self._commit()
+        return [row for _, row in self._pending.values()]
+
     def restarted(self) -> None:
         """A new controller knows what is on disk: decisions that are not there are unknown again."""
         for account in self._accounts.values():

@@ -182,8 +182,11 @@ class Invariants:
     # -- crashes ----------------------------------------------------------------------------------------------
 
     def crashed(self, controller: SimController) -> None:
-        """The controller is about to die: what is in flight now may be forgotten for a while."""
+        """The controller is about to die: what is in flight now, or decided and not on disk yet, may be forgotten for a
+        while."""
         self.crashes += 1
+        for row in self.history.undurable():
+            self._money_slack[row.tenant] += row.cost_nusd
         for flight in controller.core.cell.flights.values():
             self._money_slack[flight.ask.tenant] += max(flight.held_nusd, self._reserved.get(flight.ask.request_id, 0))
             self._places_slack[flight.ask.tenant] += 1
