@@ -132,3 +132,15 @@ def test_who_is_adopted_is_active_and_who_left_the_configuration_is_not() -> Non
     new.core.reload(msgspec.structs.replace(new.cell.platform, tenants=tuple(rest)), new.now)
     assert state not in new.cell.crowd and "t3" not in new.cell.tenants
     check(new)
+
+
+def test_a_pools_saturation_is_what_is_scarcer_of_places_and_tokens() -> None:
+    world = World(tenant("acme"), replicas=("small",))
+    pool = world.cell.pools["small"]
+    places, room = pool.in_flight()[1], pool.capacity_tokens()
+    assert pool.saturation() == 0.0
+    grant = world.grant(world.submit())
+    tokens = pool.held_tokens
+    assert pool.saturation() == pytest.approx(max(1 / places, tokens / room))
+    world.lose(grant.replica_id)
+    assert pool.saturation() == 1.0, "a pool without a replica has nothing free"

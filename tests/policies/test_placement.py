@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rungway.policies.locality import Warmth
-from rungway.policies.placement import ReplicaView, choose, open_to_work, saturation
+from rungway.policies.placement import ReplicaView, choose, open_to_work
 from rungway.policies.prefixes import HeldPrefixes, free_bit, holders, leading
 
 S = 1_000_000_000
@@ -90,18 +90,6 @@ def test_a_full_home_overrides_stickiness() -> None:
     home = pick(views, "s")
     next(v for v in views if v.replica_id == home).running = 11
     assert pick(views, "s") not in (home, None)
-
-
-def test_saturation() -> None:
-    def of(*views: ReplicaView) -> float:
-        return saturation(views, now_ns=100 * S, stale_ns=S, factor=1.0)
-
-    assert of() == 1.0
-    assert of(view("a", draining=True)) == 1.0
-    assert of(view("a", running=5), view("b")) == 0.25
-    assert of(view("a", tokens=800), view("b")) == 0.4
-    assert of(view("a", reported_ns=0), view("b")) == 0.5
-    assert of(view("a", breaker_open=True, running=10), view("b")) == 0.0
 
 
 @settings(deadline=None)

@@ -156,24 +156,6 @@ def open_to_work(views: Iterable[ReplicaView], *, now_ns: int, stale_ns: int, fa
     return mask
 
 
-def saturation(views: Iterable[ReplicaView], *, now_ns: int, stale_ns: int, factor: float) -> float:
-    """In flight / capacity over the ready replicas, by sequences or by tokens, whichever is fuller; a stale replica
-    counts as full, and a pool without a ready replica as 1.0. Top-ups may push it above 1.0."""
-    running = slots = tokens = room = 0
-    for view in views:
-        if not view.ready:
-            continue
-        stale = now_ns - view.reported_ns > stale_ns
-        capacity = int(factor * view.max_num_seqs)
-        slots += capacity
-        room += view.kv_tokens
-        running += max(view.running, capacity) if stale else view.running
-        tokens += max(view.tokens, view.kv_tokens) if stale else view.tokens
-    if slots == 0 or room == 0:
-        return 1.0
-    return max(running / slots, tokens / room)
-
-
 def has_room(view: ReplicaView, sequences: int, tokens: int, factor: float) -> bool:
     """Whether it takes so many sequences and tokens more."""
     return view.running + sequences <= int(factor * view.max_num_seqs) and view.tokens + tokens <= view.kv_tokens
