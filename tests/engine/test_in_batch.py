@@ -11,6 +11,7 @@ import pytest
 from engine.native_kit import Heard, drain, work
 from engine.test_scheduler import ScriptedRunner, rig
 from rungway.engine.core import Core
+from rungway.engine.rules import Rules
 from rungway.engine.runner import Step
 from rungway.engine.scheduler import Scheduler, Slice
 from rungway.engine.victims import PREEMPTIONS_MAX
@@ -217,7 +218,8 @@ def test_the_batch_is_never_left_short_while_something_waits_and_fits(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
-    core, scheduler, runner = rig(blocks=24, seqs=4, batched=16, context=48)
+    fixed = Rules(long_prefill_tokens=16)  # no step without prefills to measure decodes
+    core, scheduler, runner = rig(blocks=24, seqs=4, batched=16, context=48, rules=fixed)
     for at in range(60):
         prompt = [rng.randrange(250) for _ in range(rng.randint(1, 30))]
         core.add(work(f"r{at}", prompt, max_tokens=rng.randint(1, 12), share=rng.choice("abc")))

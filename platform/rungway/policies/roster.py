@@ -65,9 +65,7 @@ class Roster:
         self._factor = factor
         self._slots: dict[str, int] = {}  # sequences that a replica takes
         self._lines: dict[str, Line] = {}
-        self._most: dict[
-            str, tuple[int, int]
-        ] = {}  # version: most slots and tokens that a replica of it had, at least 1
+        self._most: dict[str, tuple[int, int]] = {}  # version: slots and tokens of its largest replica, at least 1
         self._homes: OrderedDict[tuple[str, str], ReplicaView] = OrderedDict()
         self.running = self.slots = self.tokens = self.room = self.open = 0
 
