@@ -10,7 +10,7 @@ from rungway.contracts import Budget, Isolation, LadderTerms, Quotas, TenantClas
 from rungway.engine.chain import chain_keys
 from rungway.engine.protocol import EngineStats, PrefixNews
 from rungway.messages import Directory, FinishAck, Flight, Granted, Peers, Refused, Report
-from rungway.types import Grant, OfferKind, Risk
+from rungway.types import Grant, OfferKind, Refusal, Risk
 
 
 def quotas(**changes: int | None) -> Quotas:
@@ -488,6 +488,24 @@ def test_a_failing_tenant_is_paused_and_others_are_not() -> None:
     assert isinstance(world.answer(probe), Grant)
     world.complete(probe)
     world.grant(world.submit())
+
+
+@pytest.mark.parametrize(("why", "code"), [("error", "internal"), ("replica_lost", "replica_lost")])
+def test_a_spent_retry_budget_hides_no_failure_of_the_tenants_own(why: str, code: str) -> None:
+    world = World(tenant("acme"), breaker_failures=3)
+    for number in range(2, 8):
+        world.replica("small", f"small-r{number}")  # so that none of them has a breaker open
+    for _ in range(3):
+        request = world.submit()
+        while isinstance(world.answer(request), Grant):
+            world.retry(request, why=why)
+        assert world.refusal(request).code == code
+        world.client_end(request, "error", code=code)
+    follower = world.answer(world.submit())
+    if why == "error":
+        assert isinstance(follower, Refusal) and follower.code == "tenant_suspended"
+    else:
+        assert isinstance(follower, Grant), "losing a replica is not the tenant's fault"
 
 
 @pytest.mark.parametrize("code", ["invalid_schema", "starting"])

@@ -56,7 +56,8 @@ class Attempt:
 
 
 class Flight:
-    """`late`: by pool in which it cannot begin in time, its wait in first-token targets. `grant` is None while it waits. `held_tokens`/`held_nusd` are what the tenant's buckets hold for it."""
+    """`late`: by pool in which it cannot begin in time, its wait in first-token targets. `grant` is None while it waits.
+    `held_tokens`/`held_nusd` are what the tenant's buckets hold for it. `failure`: why its last try failed, see `Retry`."""
 
     __slots__ = (
         "ask",
@@ -67,6 +68,7 @@ class Flight:
         "enqueued_ns",
         "entry",
         "evictions",
+        "failure",
         "finish",
         "finish_ns",
         "first_wait_ms",
@@ -112,6 +114,7 @@ class Flight:
         self.avoid: frozenset[str] = frozenset()
         self.retrying = False
         self.evictions = 0
+        self.failure = ""
         self.running = False
         self.held_tokens = 0
         self.held_nusd = 0

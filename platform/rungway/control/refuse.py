@@ -74,14 +74,16 @@ def refuse_closed(cell: Cell, gateway_id: str, request_id: str) -> None:
 
 
 def refuse_retry(cell: Cell, flight: Flight, now: Now) -> None:
-    """Tell the gateway that there will be no further try. The flight stays until its Finish settles it."""
+    """Tell the gateway that there will be no further try, and by its code whether that is for what the request did to an
+    engine. The flight stays until its Finish settles it."""
+    what, code = ("engine", Code.INTERNAL) if flight.failure == "error" else ("replica", Code.REPLICA_LOST)
     refusal = Refusal(
         request_id=flight.ask.request_id,
-        code=Code.REPLICA_LOST,
-        message="The replica failed and the retry budget of this tenant is used up.",
+        code=code,
+        message=f"The {what} failed and the retry budget of this tenant is used up.",
         retry_after_s=2,
         rate=flight.state.rate(now.mono_ns),
-        reason=Code.REPLICA_LOST,
+        reason=code,
     )
     cell.effects.sends.append((flight.ask.gateway_id, Refused(refusal)))
 

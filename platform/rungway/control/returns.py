@@ -49,6 +49,7 @@ def retry(cell: Cell, message: Retry, now: Now) -> None:
 def _another_try(cell: Cell, flight: Flight, message: Retry) -> bool:
     """Take one from the tenant's retry budget, if there is one left, and keep away from the replica that failed."""
     state = flight.state
+    flight.failure = message.why
     failed = message.attempt - flight.evictions
     if not state.retries.allows(state.running) or failed > cell.platform.gateway.retries_max:
         return False
