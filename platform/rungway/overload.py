@@ -32,8 +32,9 @@ LATE_QUANTUM = 8192
 
 class ShedSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`target_factor`: a request without a deadline of its own that waits for longer than so many first-token targets, or
-    would, is late: it goes behind those that are not, at most `late_turn` of its tenant's and `late_quantum_tokens` of others' overtake it, and the ladder answers it by its
-    own wait (None = nobody is late). The ramps turn away: tenants over their share first; the others where theirs is full."""
+    would, is late: it goes behind those that are not, at most `late_turn` of its tenant's and `late_quantum_tokens` of others'
+    overtake it, and the ladder answers it by its own wait (None = nobody is late). The ramps turn away, new requests by the
+    wait that they expect and late ones by theirs: tenants over their share first; the others where theirs is full."""
 
     target_factor: float | None = 1.0
     late_turn: int = LATE_TURN

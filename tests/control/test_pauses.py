@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from control.harness import World, tenant
+from control.harness import SECOND, World, tenant
 from control.test_preempt import PATIENT, SLO, evictions, fill, hog, obey
 from rungway.contracts import TenantClass
+from rungway.control.pace import Pace
 
 
 def urgent_world() -> World:
@@ -19,7 +20,7 @@ def test_a_pause_that_would_break_the_pace_is_skipped_until_pauses_are_short() -
     world.advance(0.9)
     assert evictions(world) == []
     for _ in range(30):
-        world.cell.pools["small"].pace.paused(0.2)
+        world.cell.pools["small"].pace.paused(0.2, world.mono_ns)
     world.submit("acme")
     world.advance(0.9)
     assert evictions(world)
@@ -29,7 +30,7 @@ def test_the_length_of_pauses_is_learned_from_pauses() -> None:
     world = urgent_world()
     fill(world)
     pace = world.cell.pools["small"].pace
-    before_s = pace.pause_s
+    before_s = pace.pause_s(world.mono_ns)
     world.submit("acme")
     world.advance(0.6)
     [stopped] = obey(world)
@@ -37,7 +38,19 @@ def test_the_length_of_pauses_is_learned_from_pauses() -> None:
         next(name for name, f in world.cell.flights.items() if f.attempts and name != stopped and not f.entry)
     )
     world.advance(0.1)
-    assert world.grant(stopped).attempt == 2 and pace.pause_s < before_s
+    assert world.grant(stopped).attempt == 2 and pace.pause_s(world.mono_ns) < before_s
+
+
+def test_long_pauses_are_learned_at_once_and_forgotten_in_time() -> None:
+    """Else one storm would end all pauses: who expects long ones has none to learn from."""
+    pace = Pace()
+    first_s = pace.pause_s(0)
+    for _ in range(3):
+        pace.paused(20.0, SECOND)
+    learned_s = pace.pause_s(SECOND)
+    assert learned_s > 5 * first_s
+    assert pace.pause_s(61 * SECOND) < learned_s / 10
+    assert pace.pause_s(61 * SECOND) == pace.pause_s(61 * SECOND), "asking changes nothing"
 
 
 def test_an_answer_that_has_not_begun_is_not_stopped_within_its_first_token_target() -> None:

@@ -1,4 +1,5 @@
-"""Drill `controller-loss`: kill -9 of the controller under a steady load, streams in mid-answer.
+"""Drill `controller-loss`: kill -9 of the controller under a steady load, streams in mid-answer, and for DARK_S of each that
+comes in its place.
 
     leased     the gateway admits from its lease until the controller is back
     control    a second platform, the same with leases off: every new request waits for the controller
@@ -31,6 +32,7 @@ from rungway.chaos.stage import Stage, StageError, own
 MODEL, ANSWER_TOKENS = "large", 12
 STEADY_PER_S, LIMITED_PER_S = 4.0, 2.0
 LOAD_S, KILL_AFTER_S = 40.0, 6.0
+DARK_S = 8.0  # so that the limited tenants ask for more than a lease holds, however fast a controller comes back
 LONG_STREAMS, LONG_TOKENS = 4, 300
 LEASE_SHARE = 0.5  # config/drill-lease: a lease is half of what is left
 NO_LEASE = Path("config/drill-no-lease.yaml")
@@ -95,7 +97,7 @@ def _without_leases(say: Say) -> list[Verdict]:
 
 
 def _arm(course: Course, mark: str, what: str, streams: list[_Reader]) -> tuple[list[Sample], Outage]:
-    """Load for LOAD_S; the controller dies a little after it has begun."""
+    """Load for LOAD_S; the controller dies a little after it has begun, and its successors before they serve."""
     outage = Outage(course.stage.url)
     with_streams = what == "leases"
 
@@ -106,7 +108,11 @@ def _arm(course: Course, mark: str, what: str, streams: list[_Reader]) -> tuple[
         time.sleep(KILL_AFTER_S)
         killed = faults.kill(mark, Role.CONTROLLER)
         outage.begin()
+        until = time.monotonic() + DARK_S
         faults.await_successor(mark, Role.CONTROLLER, killed, limit_s=BACK_WITHIN_S)
+        while time.monotonic() < until:
+            killed = faults.kill(mark, Role.CONTROLLER)
+            faults.await_successor(mark, Role.CONTROLLER, killed, limit_s=BACK_WITHIN_S)
 
     hitter = threading.Thread(target=hit)
     with outage:

@@ -95,7 +95,7 @@ def _grant_on(cell: Cell, pool: Pool, flight: Flight, view: ReplicaView, charged
     number = flight.next_attempt
     before = flight.attempts.get(number - 1)
     if before is not None and before.evicted_ns is not None:
-        pool.pace.paused((now.mono_ns - before.evicted_ns) / 1e9)
+        pool.pace.paused((now.mono_ns - before.evicted_ns) / 1e9, now.mono_ns)
     flight.next_attempt += 1
     output = max(0, flight.held_tokens - offer.prompt_tokens)
     attempt = Attempt(view.replica_id, flight.sequences, flight.held_tokens, output, flight.band)

@@ -5,7 +5,8 @@ A request without a deadline of its own is on time while it has waited, or will,
 but the tenant's requests that are on time go first (`policies/bands.Flow`): a place that is worth something to nobody any more
 would cost somebody else his target. It does not wait for nothing: as its wait reaches the rungs of the ladder it is offered what
 they say, one request at a time, whatever rung the others stand on: a smaller tier, a cached answer, a template, a deferral. So the
-model answers who can have it in time, and the ladder who can not.
+model answers who can have it in time, and the ladder who can not. Where neither does, it is refused once its wait is one for
+which the ramps turn new requests away, long before its client gives up on it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from rungway.contracts import LadderSpec
 from rungway.control.cell import Cell, Now
 from rungway.control.flight import Flight
 from rungway.control.pool import Pool
+from rungway.control.sides import is_over
 from rungway.policies.ladder import RungName, target_rung
+from rungway.policies.shed import draw, probability, ramp_of
+from rungway.types import Risk
 
 NEVER_NS = 1 << 62
 
@@ -58,12 +62,27 @@ def latest_start_ns(cell: Cell, flight: Flight, prefill_ms: float) -> int | None
 
 
 def next_look_ns(cell: Cell, flight: Flight) -> int:
-    """When a late request's own wait reaches the next rung."""
+    """When a late request's own wait reaches the next rung, or is too long."""
     load = flight.late.get(flight.pool, 0.0)
-    enter = min((rung.enter for rung in cell.platform.ladder.rungs if rung.enter > load), default=None)
-    if enter is None:
+    ramp = ramp_of(cell.platform.controller.shed, flight.ask.tenant_class)
+    patience = draw(flight.ask.request_id) * (ramp.full - ramp.begin)
+    moments = [rung.enter for rung in cell.platform.ladder.rungs] + [ramp.begin + patience, ramp.full + patience]
+    following = min((moment for moment in moments if moment > load), default=None)
+    if following is None:
         return NEVER_NS
-    return flight.submitted_ns + int(enter * flight.state.contract.slo.ttft_ms_p99 * NS_PER_MS)
+    return flight.submitted_ns + int(following * flight.state.contract.slo.ttft_ms_p99 * NS_PER_MS)
+
+
+def waited_too_long(cell: Cell, flight: Flight, now: Now) -> bool:
+    """Whether a late request's own wait is one for which the ramps turn away. Each leaves at a moment of its own between
+    the ramp's ends, so that those who came together do not come back together. A high risk, which the ladder may not answer
+    either, waits for as long as the queue lets it."""
+    if flight.ask.risk is Risk.HIGH:
+        return False
+    load = (now.mono_ns - flight.submitted_ns) / (flight.state.contract.slo.ttft_ms_p99 * NS_PER_MS)
+    ramp = ramp_of(cell.platform.controller.shed, flight.ask.tenant_class)
+    over = is_over(cell.pools[flight.pool], flight.state, now.mono_ns)
+    return draw(flight.ask.request_id) < probability(load, ramp, over=over)
 
 
 def relegate(pool: Pool, flight: Flight) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rungway.clock import NS_PER_S
 from rungway.contracts import CLASS_ORDER
 from rungway.engine.protocol import EngineStats
 from rungway.policies.drain import DrainRate
@@ -16,19 +17,22 @@ WAIT_MARGIN = 1.25
 # How long work that is stopped for others will wait: twice what it has been on average, at first 5 s.
 PAUSE_MARGIN = 2.0
 DEFAULT_PAUSE_S = 2.5
-PAUSE_LEARNING_RATE = 0.1
+PAUSE_LEARNING_RATE, PAUSE_LEARNING_RATE_LONGER = 0.1, 0.5
+# Who expects long pauses pauses nobody, and would never learn that they have become short: what is known fades.
+PAUSE_HALF_LIFE_S = 15.0
 
 
 class Pace:
     """`prefill_rate` in tokens per second, `decode_ms` per output token of one sequence; `drain` of the whole queue,
     `drains` of each band, in tokens held by what was dispatched."""
 
-    __slots__ = ("_pause_s", "decode_ms", "drain", "drains", "prefill_rate")
+    __slots__ = ("_pause_s", "_paused_ns", "decode_ms", "drain", "drains", "prefill_rate")
 
     def __init__(self) -> None:
         self.prefill_rate = DEFAULT_PREFILL_TOKENS_PER_S
         self.decode_ms = DEFAULT_DECODE_MS_PER_TOKEN
         self._pause_s = DEFAULT_PAUSE_S
+        self._paused_ns: int | None = None  # when a pause was last learned from, or first asked for
         self.drain = DrainRate()
         self.drains = [DrainRate() for _ in CLASS_ORDER]
 
@@ -45,14 +49,18 @@ class Pace:
         self.drain.observe(float(tokens), now_ns, waiting)
         self.drains[band].observe(float(tokens), now_ns, waiting_in_band)
 
-    def paused(self, seconds: float) -> None:
+    def paused(self, seconds: float, now_ns: int) -> None:
         """Work that was stopped goes on after so long."""
-        self._pause_s += PAUSE_LEARNING_RATE * (seconds - self._pause_s)
+        known = self.pause_s(now_ns) / PAUSE_MARGIN
+        rate = PAUSE_LEARNING_RATE_LONGER if seconds > known else PAUSE_LEARNING_RATE
+        self._pause_s, self._paused_ns = known + rate * (seconds - known), now_ns
 
-    @property
-    def pause_s(self) -> float:
+    def pause_s(self, now_ns: int) -> float:
         """What a pause has to be expected to take."""
-        return PAUSE_MARGIN * self._pause_s
+        if self._paused_ns is None:
+            self._paused_ns = now_ns  # ignorance fades as well, from the first question on
+        faded: float = 0.5 ** ((now_ns - self._paused_ns) / (PAUSE_HALF_LIFE_S * NS_PER_S))
+        return PAUSE_MARGIN * self._pause_s * faded
 
     def service_ms(self, prompt_tokens: int, output_tokens: int) -> float:
         """From dispatch to the last token."""

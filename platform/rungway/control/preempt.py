@@ -152,7 +152,7 @@ def breaks_a_promise(flight: Flight, attempt: Attempt, pace: Pace, now_ns: int) 
     lived_ms = (now_ns - flight.submitted_ns) / NS_PER_MS
     made = sum(each.emitted for each in flight.attempts.values()) / attempt.sequences
     whole = max(made, attempt.output_reserved / attempt.sequences)
-    left_ms, pause_ms = (whole - made) * pace.decode_ms, 1000.0 * pace.pause_s
+    left_ms, pause_ms = (whole - made) * pace.decode_ms, 1000.0 * pace.pause_s(now_ns)
     if flight.ask.deadline_ms is not None and flight.ask.deadline_ms - lived_ms - left_ms < pause_ms:
         return True
     slo = flight.state.contract.slo

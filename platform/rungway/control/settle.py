@@ -10,7 +10,7 @@ from rungway.clock import NS_PER_S
 from rungway.control.admit import readmit
 from rungway.control.cell import FREE, Cell, Now, Orphan
 from rungway.control.flight import Attempt, Flight, ledger_row
-from rungway.control.late import next_look_ns, relegate
+from rungway.control.late import next_look_ns, relegate, waited_too_long
 from rungway.control.line import dequeue
 from rungway.control.orphans import ORPHANS_MAX, keep_stray, sweep_orphans, write_orphan
 from rungway.control.refuse import refuse, refuse_retry
@@ -282,10 +282,14 @@ def _expire(cell: Cell, flight: Flight, now: Now) -> None:
 
 def _overdue(cell: Cell, flight: Flight, now: Now) -> None:
     """A request that waits has missed its latest start, or its wait reached another rung: it goes behind those that are on
-    time, and gets the offer of its own rung."""
+    time, and gets the offer of its own rung; where it still waits and has for too long, it is refused."""
     assert flight.entry is not None
     if not flight.entry.late:
         relegate(cell.pools[flight.pool], flight)
     readmit(cell, flight, now)
-    if flight.entry is not None:
+    if flight.entry is not None and not waited_too_long(cell, flight, now):
         flight.entry.deadline_ns = next_look_ns(cell, flight)
+    elif flight.entry is not None:
+        retry_s = retry_after_s(cell.pools[flight.pool], flight, now)
+        dequeue(cell, flight)
+        refuse(cell, flight, Code.OVERLOADED, "It waited too long for its first-token target.", retry_s, now)
