@@ -10,7 +10,7 @@ from rungway.contracts import Isolation, LadderTerms, Quotas, Slo, Tenant, Tenan
 from rungway.messages import Granted, Refused
 from rungway.overload import Ramp, ShedSpec
 from rungway.policies.fairness import Queued
-from rungway.types import Action, Grant
+from rungway.types import Action, Grant, Refusal, Risk
 
 PATIENT: dict[str, Any] = {
     "isolation": Isolation(in_flight_share_max=1.0),
@@ -161,3 +161,23 @@ def test_the_ramp_turns_some_away_and_the_lower_class_more() -> None:
         answers = [world.answer(world.submit()) for _ in range(60)]
         refused[tenant_class] = sum(hasattr(answer, "code") for answer in answers)
     assert 0 < refused[TenantClass.INTERACTIVE] < refused[TenantClass.BATCH] < 60
+
+
+def test_late_requests_leave_by_the_ramp_each_at_its_own_moment_and_high_risk_waits() -> None:
+    ramp = Ramp(begin=4.0, full=8.0)
+    world = World(one(), one("other"), shed=ShedSpec(interactive=ramp), queue_timeout_s=60.0)
+    busy(world)
+    world.submit("other")  # somebody whose share it takes
+    plain = [world.submit() for _ in range(12)]
+    risky = world.submit(risk=Risk.HIGH)
+    left: dict[str, float] = {}
+    for step in range(1, 400):  # nothing ends: nobody begins
+        world.advance(0.05)
+        for request in plain:
+            if request not in left and isinstance(world.answer(request), Refusal):
+                left[request] = step * 0.05
+    assert set(left) == set(plain)
+    assert {world.refusal(request).code for request in plain} == {"overloaded"}
+    assert min(left.values()) > 4.0 - 0.1 and max(left.values()) < 12.0 + 0.5
+    assert len({round(when, 1) for when in left.values()}) > 6, "who came together does not leave together"
+    assert isinstance(world.cell.flights[risky].entry, Queued)
