@@ -36,9 +36,10 @@ inline __m512 biased(const RwLinear& layer, int panel, int wide, __m512 y) {
   return layer.bias ? _mm512_add_ps(y, _mm512_loadu_ps(layer.bias + panel * PANEL + wide * LANES)) : y;
 }
 
-// Calls finish(row, wide, y) for R rows from `first` on and the outputs of one panel.
+// Calls finish(row, wide, y) for R rows from `first` on and the outputs of one panel. A function of its own for each height and
+// kind: in one that holds them all, the compiler stops inlining and the sums go through memory.
 template <int R, class Finish>
-inline void tile(const Crew& crew, const RwLinear& layer, const Input& input, int first, int panel, Pass pass, Finish finish) {
+[[gnu::noinline]] void tile(const Crew& crew, const RwLinear& layer, const Input& input, int first, int panel, Pass pass, Finish finish) {
   const size_t stride = layer.stride;
   const Ahead ahead = ahead_of(crew, layer, panel, R > 1, pass, 256);
   if (layer.kind == CODES) {
@@ -64,7 +65,7 @@ inline void tile(const Crew& crew, const RwLinear& layer, const Input& input, in
 
 // The same for weights of 4 bits, W vectors of outputs at a time.
 template <int R, int W, bool ZEROS, class Finish>
-inline void nibble_tile(const Crew& crew, const RwLinear& layer, const Input& input, int first, int panel, Pass pass, Finish finish) {
+[[gnu::noinline]] void nibble_tile(const Crew& crew, const RwLinear& layer, const Input& input, int first, int panel, Pass pass, Finish finish) {
   constexpr int PARTS = WIDE / W;
   const size_t stride = layer.stride;
   const uint8_t* x = reinterpret_cast<const uint8_t*>(input.codes.codes) + first * stride;

@@ -27,7 +27,7 @@ struct Ahead {
 
 // Integer sums are exact: in which order they are taken, and beside which rows, changes nothing.
 template <int R>
-inline void sums_of_codes(const int8_t* x, size_t stride, const uint8_t* weight, Ahead ahead, __m512i (&sums)[R][WIDE]) {
+[[gnu::always_inline]] inline void sums_of_codes(const int8_t* x, size_t stride, const uint8_t* weight, Ahead ahead, __m512i (&sums)[R][WIDE]) {
   for (int row = 0; row < R; ++row)
     for (int wide = 0; wide < WIDE; ++wide) sums[row][wide] = _mm512_setzero_si512();
   for (size_t at = 0; at < stride; at += 4, weight += 4 * PANEL) {
@@ -45,7 +45,7 @@ inline void sums_of_codes(const int8_t* x, size_t stride, const uint8_t* weight,
 
 // Every sum runs over the inputs from first to last, whatever the number of rows.
 template <int R>
-inline void sums_of_halves(const uint16_t* x, size_t stride, const uint16_t* weight, Ahead ahead, __m512 (&sums)[R][WIDE]) {
+[[gnu::always_inline]] inline void sums_of_halves(const uint16_t* x, size_t stride, const uint16_t* weight, Ahead ahead, __m512 (&sums)[R][WIDE]) {
   for (int row = 0; row < R; ++row)
     for (int wide = 0; wide < WIDE; ++wide) sums[row][wide] = _mm512_setzero_ps();
   for (size_t at = 0; at < stride; at += 2, weight += 2 * PANEL) {
