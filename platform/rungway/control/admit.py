@@ -19,7 +19,7 @@ from rungway.control.late import look, own_rung
 from rungway.control.line import dequeue, enqueue, hold, tokens_needed
 from rungway.control.pool import Pool
 from rungway.control.refuse import refuse, refuse_again
-from rungway.control.shed import drop_late_offers, retry_after_s
+from rungway.control.shed import drop_late_offers, retry_after_s, turn_away
 from rungway.control.sides import is_over
 from rungway.control.tenant_state import TenantState
 from rungway.messages import Refused
@@ -80,9 +80,7 @@ def submit(cell: Cell, ask: Ask, now: Now) -> None:
         dispatch(cell, now)
         if flight.entry is not None and state.waiting > limit:
             last = _last_in_line(cell, flight)
-            retry_s = retry_after_s(cell.pools[last.pool], last, now)
-            dequeue(cell, last)
-            refuse(cell, last, Code.QUEUE_FULL, f"Your queue of {limit} waiting requests is full.", retry_s, now)
+            turn_away(cell, last, Code.QUEUE_FULL, f"Your queue of {limit} waiting requests is full.", now)
 
 
 def _last_in_line(cell: Cell, flight: Flight) -> Flight:

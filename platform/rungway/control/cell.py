@@ -52,7 +52,8 @@ class Stray:
 
 class Cell:
     """`settled` remembers the last requests whose row is written: request id -> delivered tokens per attempt.
-    `thresholds`: what explanations show of the ladder, as JSON. `session_secret` goes to gateways with the directory; empty = nobody can sign in to the dashboard."""
+    `thresholds`: what explanations show of the ladder, as JSON. `session_secret` goes to gateways with the directory; empty =
+    nobody can sign in to the dashboard."""
 
     def __init__(self, platform: Platform, quality: QualityModel, now: Now) -> None:
         self.platform = platform

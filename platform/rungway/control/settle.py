@@ -13,8 +13,8 @@ from rungway.control.flight import Attempt, Flight, ledger_row
 from rungway.control.late import next_look_ns, relegate, waited_too_long
 from rungway.control.line import dequeue
 from rungway.control.orphans import ORPHANS_MAX, keep_stray, sweep_orphans, write_orphan
-from rungway.control.refuse import refuse, refuse_retry
-from rungway.control.shed import retry_after_s
+from rungway.control.refuse import refuse_retry
+from rungway.control.shed import turn_away
 from rungway.messages import AttemptAck, FinishAck
 from rungway.outcomes import Code, Outcome
 from rungway.types import AttemptEnd, Finish, LedgerRow
@@ -269,15 +269,13 @@ def _expire(cell: Cell, flight: Flight, now: Now) -> None:
         return
     if not late and waited_ns <= cell.platform.controller.queue_timeout_s * NS_PER_S:
         return
-    pool = cell.pools[flight.pool]
-    retry_s = retry_after_s(pool, flight, now)
-    dequeue(cell, flight)
     if flight.retrying:
+        dequeue(cell, flight)
         refuse_retry(cell, flight, now)
     elif late:
-        refuse(cell, flight, Code.DEADLINE_UNREACHABLE, "The deadline cannot be met any more.", retry_s, now)
+        turn_away(cell, flight, Code.DEADLINE_UNREACHABLE, "The deadline cannot be met any more.", now)
     else:
-        refuse(cell, flight, Code.OVERLOADED, "No replica became free within the queue's time limit.", retry_s, now)
+        turn_away(cell, flight, Code.OVERLOADED, "No replica became free within the queue's time limit.", now)
 
 
 def _overdue(cell: Cell, flight: Flight, now: Now) -> None:
@@ -290,6 +288,4 @@ def _overdue(cell: Cell, flight: Flight, now: Now) -> None:
     if flight.entry is not None and not waited_too_long(cell, flight, now):
         flight.entry.deadline_ns = next_look_ns(cell, flight)
     elif flight.entry is not None:
-        retry_s = retry_after_s(cell.pools[flight.pool], flight, now)
-        dequeue(cell, flight)
-        refuse(cell, flight, Code.OVERLOADED, "It waited too long for its first-token target.", retry_s, now)
+        turn_away(cell, flight, Code.OVERLOADED, "It waited too long for its first-token target.", now)

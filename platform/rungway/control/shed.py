@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from rungway.control.cell import Cell, Now
 from rungway.control.flight import Flight
+from rungway.control.line import dequeue
 from rungway.control.pool import Pool
+from rungway.control.refuse import refuse
 from rungway.control.sides import is_over
+from rungway.outcomes import Code
 from rungway.policies.shed import draw, probability, ramp_of, spread_s
 from rungway.types import OfferKind
 
@@ -37,6 +40,13 @@ def _turned_away(cell: Cell, flight: Flight, pool: Pool, now: Now) -> bool:
         return False
     over = is_over(pool, state, now.mono_ns)
     return draw(flight.ask.request_id) < probability(load, ramp, over=over)
+
+
+def turn_away(cell: Cell, flight: Flight, code: Code, message: str, now: Now) -> None:
+    """A request that waits is refused, with the time after which the drain of its line makes another try worth it."""
+    retry_s = retry_after_s(cell.pools[flight.pool], flight, now)
+    dequeue(cell, flight)
+    refuse(cell, flight, code, message, retry_s, now)
 
 
 def retry_after_s(pool: Pool, flight: Flight, now: Now) -> int:
