@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Generator
 
 import pytest
 
@@ -27,3 +29,14 @@ def _turn(item: pytest.Item) -> int:
     return 1 + max(
         (1 + at for at, name in enumerate(PLATFORMS) if name in getattr(item, "fixturenames", ())), default=0
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure's report parses source, and CPython 3.11 cannot parse inside of a parse: a finalizer that logs a traceback
+    meanwhile would end the whole session in a SystemError."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import sys
 import time
@@ -500,3 +501,25 @@ async def test_curve_lets_in_only_the_cells_own_key() -> None:
         assert not halfway.connected
         assert not plain.connected
         assert both.server.peers() == ["friend"]
+
+
+def test_a_client_that_nobody_stopped_takes_no_other_with_it() -> None:
+    """zmq's one thread serves every channel of the process; it must not wait for what the collector has closed."""
+
+    async def abandon() -> None:
+        both = Pair()
+        await both.serve()
+        await both.connect()
+        await until(lambda: "c up" in both.events)
+        await both.server.stop()  # from here on the client finds nobody, again and again
+
+    async def talk() -> None:
+        async with pair() as both:
+            await both.connect()
+            await until(lambda: both.at_server == [("c", "hello")])
+
+    asyncio.run(abandon())
+    with pytest.warns(ResourceWarning, match="channel of c was never stopped"):
+        gc.collect()
+    time.sleep(0.2)  # longer than zmq waits between two tries
+    asyncio.run(talk())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,18 @@ async def test_a_start_taken_back_before_its_channel_is_up_reaches_no_engine(tmp
             ]
         finally:
             await links.stop()
+
+
+async def test_a_list_that_comes_after_the_end_opens_nothing(tmp_path: Path) -> None:
+    """The controller may see a replica go while the gateway says goodbye."""
+    async with running(tmp_path) as rig:
+        links = Links("g2", CHANNEL, lambda deltas: None, lambda *what: None)
+        links.update(list(rig.controller.replicas.values()))
+        await until(lambda: len(links.reachable()) == 2)
+        await links.stop()
+        links.update(list(rig.controller.replicas.values()))
+        await asyncio.sleep(0)
+        assert not [task for task in asyncio.all_tasks() if task.get_name() == "channel-g2"]
 
 
 def start(request_id: str) -> Start:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import warnings
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -141,9 +143,9 @@ class Client:
         self._answered = False
         session_id = int.from_bytes(os.urandom(8), "little")
         session = self._session = Session(session_id, self._spec, monotonic_ns())
-        port = self._port = Port(zmq.DEALER, self._spec, self._curve, self._on_frame, self._on_turn)
-        self._watch(port)
         try:
+            port = self._port = Port(zmq.DEALER, self._spec, self._curve, self._on_frame, self._on_turn)
+            self._watch(port)
             port.socket.connect(address)
         except zmq.ZMQError as error:
             self.last_error = error
@@ -183,6 +185,8 @@ class Client:
     def _watch(self, port: Port) -> None:
         """Have zmq tell of broken and refused connections: a dead process is noticed long before its silence is."""
         monitor = self._monitor = port.socket.get_monitor_socket(_EVENTS)
+        self._abandoned = weakref.finalize(self, _abandon, self._name, port.socket, monitor)
+        self._abandoned.atexit = False
         self._loop.add_reader(option_reader(monitor)(zmq.FD), self._on_transport)
         self._on_transport()  # a pipe signals only a reader that has found it empty before
 
@@ -259,11 +263,27 @@ class Client:
         session, self._session = self._session, None
         monitor, self._monitor = self._monitor, None
         port, self._port = self._port, None
-        if monitor is not None and port is not None:
+        if port is None:
+            return
+        if monitor is not None:
+            self._abandoned.detach()
             self._loop.remove_reader(option_reader(monitor)(zmq.FD))
-            port.socket.disable_monitor()
-            monitor.close(linger=0)
-        if port is not None:
-            if session is not None and not port.closed:
-                port.send(b"", session.close())  # if the server still lives, it need not wait for our silence
-            port.close()
+        _stop_watching(port.socket, monitor)
+        if session is not None and not port.closed:
+            port.send(b"", session.close())  # if the server still lives, it need not wait for our silence
+        port.close()
+
+
+def _stop_watching(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes] | None) -> None:
+    """In this order: a socket that tells its events to a closed monitor blocks zmq's thread, and with it every channel of
+    the process, for good."""
+    socket.disable_monitor()
+    if monitor is not None:
+        monitor.close(linger=0)
+
+
+def _abandon(name: str, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+    """What the garbage collector does with a client that nobody stopped; left alone, it closes in any order."""
+    _stop_watching(socket, monitor)
+    socket.close(linger=0)
+    warnings.warn(f"the channel of {name} was never stopped", ResourceWarning, stacklevel=1)

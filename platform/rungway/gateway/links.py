@@ -49,10 +49,13 @@ class Links:
         self._on_lost = on_lost
         self._links: dict[str, Link] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = False
 
     def update(self, replicas: list[ReplicaInfo]) -> None:
         """Follow the complete list: open new channels, close those of replicas that are gone or lost. A channel that is up
         stays until it breaks: a controller that has just been replaced knows of no replica yet, and answers stream."""
+        if self._stopped:
+            return  # a list that came while the gateway says goodbye to the controller
         wanted = {info.replica_id: info for info in replicas if info.state != "lost"}
         for replica_id, link in list(self._links.items()):
             info = wanted.get(replica_id)
@@ -100,6 +103,7 @@ class Links:
         return {replica_id for replica_id, link in self._links.items() if link.client.connected}
 
     async def stop(self) -> None:
+        self._stopped = True
         for replica_id in list(self._links):
             self._drop(replica_id)
         if self._tasks:
