@@ -57,7 +57,8 @@ class Attempt:
 
 class Flight:
     """`late`: by pool in which it cannot begin in time, its wait in first-token targets. `grant` is None while it waits.
-    `held_tokens`/`held_nusd` are what the tenant's buckets hold for it. `failure`: why its last try failed, see `Retry`."""
+    `held_tokens`/`held_nusd` are what the tenant's buckets hold for it; `places`: what it takes of a replica's batch. `failure`:
+    why its last try failed, see `Retry`; `probes`: its tenant was paused for failures, and its end decides."""
 
     __slots__ = (
         "ask",
@@ -80,8 +81,10 @@ class Flight:
         "late",
         "next_attempt",
         "offer",
+        "places",
         "pool",
         "pressure",
+        "probes",
         "quote",
         "retrying",
         "rungs",
@@ -102,6 +105,7 @@ class Flight:
         self.first_wait_ms = 0.0
         self.quote: Quote | None = None
         self.offer: Offer | None = None
+        self.places = 1
         self.pool = ""
         self.cause = "ok"
         self.rungs: dict[str, int] = {}
@@ -112,6 +116,7 @@ class Flight:
         self.attempts: dict[int, Attempt] = {}
         self.next_attempt = 1
         self.avoid: frozenset[str] = frozenset()
+        self.probes = False
         self.retrying = False
         self.evictions = 0
         self.failure = ""

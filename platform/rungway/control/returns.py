@@ -18,6 +18,8 @@ def withdraw(cell: Cell, request_id: str, outcome: str, now: Now) -> None:
         return
     dequeue(cell, flight)
     give_back(flight, now)
+    if flight.probes:
+        flight.state.breaker.abandon()
     del cell.flights[request_id]
     cell.effects.rows.append(ledger_row(flight, FREE, outcome, "", now.wall_ns, cell.thresholds))
     cell.remember(request_id, {})

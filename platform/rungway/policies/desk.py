@@ -162,13 +162,14 @@ class Desk:
         """The best offer at rung 0, if it is a full one."""
         assert self._lease is not None
         key = crc32((ask.session or ask.request_id).encode())
-        here = {view.tier for view in self._views.values() if view.max_num_seqs and view.replica_id in reachable}
+        usable = [view for view in self._views.values() if view.max_num_seqs and view.replica_id in reachable]
         views = []
         for tier in platform.tiers:
             known = self._lease.pools.get(tier.name)
             if known is not None and tier.kind is ask.kind:
                 speed = (known.saturation, known.prefill_tokens_per_s, known.decode_ms_per_token)
-                views.append(TierView(tier, pick_version(tier.versions, key), *speed, 0.0, tier.name in here))
+                served = {view.version for view in usable if view.tier == tier.name}
+                views.append(TierView(tier, pick_version(tier.versions, key, served), *speed, 0.0, bool(served)))
         found = quote(ask, contract, views, {}, platform.ladder, self._quality, {}, waited_ms=waited_ms)
         best = found.offers[0] if found.offers else None
         return best if best is not None and not best.degraded and not best.rung else None

@@ -155,6 +155,8 @@ class SimController:
         if effects.durable():
             self._pending.append(effects)
             self.loop.after(COMMIT_NS, self._committed, self._life)
+        elif self._pending:
+            self._pending[-1].held.extend(effects.held)
         else:
             for peer, message in effects.held:
                 self._send(peer, message)
