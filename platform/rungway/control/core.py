@@ -39,7 +39,7 @@ class Core:
             if known is not None:
                 known.gateway_lost_ns = None
                 if wire.grant is None and known.grant is not None and known.entry is None:
-                    cell.effects.sends.append((gateway_id, Granted(known.grant)))
+                    cell.effects.held.append((gateway_id, Granted(known.grant)))  # it may be degraded
             elif wire.grant is None:
                 early.arrive(cell, wire.ask, now)
             else:

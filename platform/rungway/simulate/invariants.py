@@ -10,7 +10,7 @@ from rungway.control.cell import Cell
 from rungway.control.core import Core
 from rungway.control.effects import Effects
 from rungway.control.flight import Flight
-from rungway.messages import Granted, Message
+from rungway.messages import AttemptAck, FinishAck, Granted, Message
 from rungway.outcomes import Outcome
 from rungway.policies.desk import REASON
 from rungway.simulate.disk import Disk
@@ -111,12 +111,23 @@ class Invariants:
         else:
             self._crowded_ns.pop(state.contract.name, None)
 
-    def sending(self, message: Message) -> None:
-        """A message leaves the controller now."""
-        if isinstance(message, Granted) and message.grant.offer.degraded:
-            self.checks += 1
-            if message.grant.request_id not in self.disk.downgrades:
-                self.fail(f"{message.grant.request_id} is told its downgrade before the audit row is written")
+    def sending(self, core: Core, message: Message) -> None:
+        """A message leaves the controller now: what it promises must be on disk."""
+        match message:
+            case Granted() if message.grant.offer.degraded:
+                self.checks += 1
+                if message.grant.request_id not in self.disk.downgrades:
+                    self.fail(f"{message.grant.request_id} is told its downgrade before the audit row is written")
+            case FinishAck():
+                self.checks += 1
+                for request_id in message.request_ids:
+                    if request_id in core.cell.settled and request_id not in self.disk.rows:
+                        self.fail(f"the end of {request_id} is acknowledged before its row is written")
+            case AttemptAck():
+                self.checks += 1
+                for key in message.attempts:
+                    if tuple(key) not in self.disk.ends:
+                        self.fail(f"the end of try {key} is acknowledged before it is written")
 
     # -- every second -----------------------------------------------------------------------------------------
 
