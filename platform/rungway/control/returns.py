@@ -18,6 +18,7 @@ def withdraw(cell: Cell, request_id: str, outcome: str, now: Now) -> None:
         return
     dequeue(cell, flight)
     give_back(flight, now)
+    flight.learn(None, now.mono_ns)
     del cell.flights[request_id]
     cell.effects.rows.append(ledger_row(flight, FREE, outcome, "", now.wall_ns, cell.thresholds))
     cell.remember(request_id, {})

@@ -71,11 +71,11 @@ def _drop_unbegun(cell: Cell, flight: Flight, finish: Finish, now: Now) -> None:
 def _learn(flight: Flight, finish: Finish, now: Now) -> None:
     state = flight.state
     if (finish.outcome, finish.code) in _BREAKER_FAILURES:
-        state.breaker.record(False, now.mono_ns)
+        flight.learn(False, now.mono_ns)
     elif finish.outcome in _BREAKER_SUCCESSES:
-        state.breaker.record(True, now.mono_ns)
+        flight.learn(True, now.mono_ns)
     else:
-        state.breaker.abandon()
+        flight.learn(None, now.mono_ns)
     if flight.granted_ns:
         state.learn_service((now.mono_ns - flight.granted_ns) / NS_PER_S)
 
@@ -161,6 +161,7 @@ def close_if_settled(cell: Cell, flight: Flight, now: Now) -> None:
         outcome, code = flight.finish.outcome, flight.finish.code or ""
     else:
         outcome, code = Outcome.GATEWAY_LOST, ""
+        flight.learn(None, now.mono_ns)
     price = flight.grant.price if flight.grant is not None else FREE
     row = ledger_row(flight, price, outcome, code, now.wall_ns, cell.thresholds)
     _settle_holds(flight, row, now)

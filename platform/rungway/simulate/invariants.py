@@ -144,6 +144,8 @@ class Invariants:
             running[tenant] += flight.running
             waiting[tenant] += flight.entry is not None
             money[tenant] += flight.held_nusd
+            if sum(not attempt.released for attempt in flight.attempts.values()) > 1:
+                self.fail(f"{flight.ask.request_id} holds the places of several tries")
             for attempt in flight.attempts.values():
                 if not attempt.released:
                     tokens[(tenant, flight.pool)] += attempt.tokens
