@@ -76,6 +76,8 @@ class Invariants:
         self._reserved[grant.request_id] = grant.reserved_nusd
         self.history.reserved(flight.ask.tenant, grant, flight.submitted_ns)
         ask, state = flight.ask, flight.state
+        if sum(not attempt.released for attempt in flight.attempts.values()) > 1:
+            self.fail(f"{ask.request_id} holds the places of several tries")
         if ask.risk is Risk.HIGH and (grant.offer.degraded or grant.offer.rung):
             self.fail(f"{ask.request_id} is high risk and was degraded: {grant.offer.degraded}")
         limit = state.contract.quotas.concurrent_requests
@@ -144,8 +146,6 @@ class Invariants:
             running[tenant] += flight.running
             waiting[tenant] += flight.entry is not None
             money[tenant] += flight.held_nusd
-            if sum(not attempt.released for attempt in flight.attempts.values()) > 1:
-                self.fail(f"{flight.ask.request_id} holds the places of several tries")
             for attempt in flight.attempts.values():
                 if not attempt.released:
                     tokens[(tenant, flight.pool)] += attempt.tokens
