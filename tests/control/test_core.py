@@ -353,7 +353,9 @@ def test_a_repeated_word_about_a_failed_try_repeats_the_grant_that_answered_it(w
     world.core.settle_turn(world.now)
     assert [message for _, message in world.take().sends if isinstance(message, Granted)] == [Granted(second)]
     assert sum(view.running for view in world.cell.pools["small"].views.values()) == 1
-    assert world.cell.pools["small"].breakers[first.replica_id].state == "closed", "it failed once, whoever says so again"
+    assert world.cell.pools["small"].breakers[first.replica_id].state == "closed", (
+        "it failed once, whoever says so again"
+    )
     world.engine_end(request, 0, attempt=1, finish="lost")
     world.complete(request)
     assert world.row(request).outcome == "completed"
