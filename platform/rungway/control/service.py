@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from rungway.control.cell import Now
 from rungway.control.core import Core
 from rungway.control.restore import restore
 from rungway.control.session_secret import load_secret
-from rungway.errors import ChannelError, ConfigError, LedgerError
+from rungway.errors import ChannelError, ConfigError, LedgerError, RequestError
 from rungway.ledger import LedgerReader, LedgerWriter, database_url
 from rungway.messages import (
     Answer,
@@ -42,10 +43,13 @@ from rungway.messages import (
     Withdraw,
 )
 from rungway.observe.metrics import Metrics
+from rungway.outcomes import Code
 from rungway.policies.quality import load_default
 from rungway.settings import load_platform
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"  # gateways and replicas of a cell live on this node
 QUERY_THREADS = 2
@@ -198,7 +202,9 @@ class ControllerService:
 
     def _query(self, peer: str, query: Query) -> None:
         if self._queries >= QUERIES_WAITING_MAX:
-            self._send(peer, queries.error_answer(query.query_id, 503, "overloaded", "Too many queries wait."))
+            self._send(
+                peer, queries.error_answer(query.query_id, RequestError(Code.OVERLOADED, "Too many queries wait."))
+            )
             return
         self._queries += 1
         task = asyncio.create_task(self._answer(peer, query))
@@ -209,6 +215,11 @@ class ControllerService:
         try:
             await self._written()
             answer: Answer = await queries.answer(self, query)
+        except Exception:  # noqa: BLE001 - a bug or a lost database becomes one logged 500, not a caller that waits in vain
+            _log.exception("the query %s failed", query.name)
+            answer = queries.error_answer(
+                query.query_id, RequestError(Code.INTERNAL, "The controller could not answer.")
+            )
         finally:
             self._queries -= 1
         self.core.cell.effects.held.append((peer, answer))  # a command is answered once its audit row is there
