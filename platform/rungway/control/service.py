@@ -79,7 +79,7 @@ class ControllerService:
         self._durable = 0  # highest ticket known to be committed
         self._readers: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._queries = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Answer]] = set()
         self._tick: asyncio.Task[None] | None = None
         self._pool = ThreadPoolExecutor(QUERY_THREADS, thread_name_prefix="rungway-query")
         self._handlers: dict[type[Message], Callable[[str, Any, Now], None]] = {
@@ -207,21 +207,28 @@ class ControllerService:
             )
             return
         self._queries += 1
-        task = asyncio.create_task(self._answer(peer, query))
+        task = asyncio.create_task(self._answer(query))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: self._answered(peer, query, done))
 
-    async def _answer(self, peer: str, query: Query) -> None:
-        try:
-            await self._written()
-            answer: Answer = await queries.answer(self, query)
-        except Exception:  # noqa: BLE001 - a bug or a lost database becomes one logged 500, not a caller that waits in vain
-            _log.exception("the query %s failed", query.name)
+    async def _answer(self, query: Query) -> Answer:
+        await self._written()
+        return await queries.answer(self, query)
+
+    def _answered(self, peer: str, query: Query, task: asyncio.Task[Answer]) -> None:
+        """A bug or a lost database is one logged 500, not a caller that waits in vain."""
+        self._tasks.discard(task)
+        self._queries -= 1
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            _log.error("the query %s failed", query.name, exc_info=error)
             answer = queries.error_answer(
                 query.query_id, RequestError(Code.INTERNAL, "The controller could not answer.")
             )
-        finally:
-            self._queries -= 1
+        else:
+            answer = task.result()
         self.core.cell.effects.held.append((peer, answer))  # a command is answered once its audit row is there
         self._flush()
 
