@@ -19,7 +19,8 @@ from collections.abc import Iterable
 
 READ_TOKENS = 2  # reading the keys and values costs what attending with so many tokens does
 
-_ROWS, _READ, _CONTEXT, _TOKENS = 16, 1024, 1024, 64  # what is counted in these, so that costs weigh alike in what is learnt
+# What is counted in these, so that costs weigh alike in what is learnt.
+_ROWS, _READ, _CONTEXT, _TOKENS = 16, 1024, 1024, 64
 _FRESH = 0.2  # weight of a new measurement, once there are several
 _OUTLIER = 1.5  # a duration counts at most this many times what was expected: others use the machine, too
 
