@@ -9,7 +9,7 @@ from control.harness import SECOND, World, tenant
 from rungway.contracts import Budget, Isolation, LadderTerms, Quotas, TenantClass
 from rungway.engine.chain import chain_keys
 from rungway.engine.protocol import EngineStats, PrefixNews
-from rungway.messages import Directory, FinishAck, Flight, Granted, Peers, Refused, Report
+from rungway.messages import Directory, FinishAck, Flight, Granted, Peers, Refused, Report, Retry
 from rungway.types import Grant, OfferKind, Refusal, Risk
 
 
@@ -338,6 +338,67 @@ def test_a_gateway_that_comes_back_finds_its_requests() -> None:
     world.at_rest()
 
 
+@pytest.mark.parametrize("why", ["replica_lost", "timeout", "evicted"])
+def test_a_repeated_word_about_a_failed_try_repeats_the_grant_that_answered_it(why: str) -> None:
+    world = World(tenant("acme", isolation=Isolation(retry_budget_ratio=0.0)), retry_budget_floor=1, breaker_failures=2)
+    world.replica("small", "small-r2")
+    request = world.submit()
+    first, ask = world.grant(request), world.cell.flights[request].ask
+    world.retry(request, why)
+    second = world.grant(request)
+    assert second.attempt == 2
+    world.core.gateway_lost("g1", world.now)  # with it the second grant
+    world.core.gateway_hello("g1", [Flight(ask, first)], world.now)
+    world.core.retry("g1", Retry(request, 1, first.replica_id, why, 0), world.now)
+    world.core.settle_turn(world.now)
+    assert [message for _, message in world.take().sends if isinstance(message, Granted)] == [Granted(second)]
+    assert sum(view.running for view in world.cell.pools["small"].views.values()) == 1
+    assert world.cell.pools["small"].breakers[first.replica_id].state == "closed", (
+        "it failed once, whoever says so again"
+    )
+    world.engine_end(request, 0, attempt=1, finish="lost")
+    world.complete(request)
+    assert world.row(request).outcome == "completed"
+    world.at_rest()
+
+
+@pytest.mark.parametrize("told_by", ["hello", "report"])
+def test_what_a_replica_that_was_only_cut_off_still_runs_fills_its_places(told_by: str) -> None:
+    world = World(tenant("acme"))
+    running = [world.submit() for _ in range(4)]
+    waiting = world.submit()
+    world.lose("small-r1")
+    listed = tuple((request, 1) for request in running)
+    world.replica("small", "small-r1", running=listed if told_by == "hello" else ())
+    if told_by == "report":
+        progress = [(request, 1, 3) for request in running]
+        world.core.report(Report("small-r1", EngineStats(0, 0, 0, 1000, 1000, 0), progress), world.now)
+    world.core.settle_turn(world.now)
+    world.take()
+    assert world.cell.pools["small"].views["small-r1"].running == 4
+    assert world.answer(waiting) is None, "the batch is full"
+    world.complete(running[0])
+    assert world.row(running[0]).output_tokens == 20 and world.grant(waiting).replica_id == "small-r1"
+    for request in [*running[1:], waiting]:
+        world.complete(request)
+    world.at_rest()
+
+
+def test_a_try_that_was_given_up_for_another_gets_no_place_back() -> None:
+    world = World(tenant("acme"))
+    world.replica("small", "small-r2")
+    request = world.submit()
+    first = world.grant(request).replica_id
+    world.lose(first)
+    world.retry(request)
+    assert world.grant(request).attempt == 2
+    world.replica("small", first, running=((request, 1),))
+    assert world.cell.pools["small"].views[first].running == 0
+    world.engine_end(request, 0, attempt=1, finish="cancelled")
+    world.complete(request)
+    world.at_rest()
+
+
 def test_a_gateway_that_stays_away_leaves_no_flight() -> None:
     world = World(tenant("acme"))
     running = [world.submit() for _ in range(4)]
@@ -557,20 +618,6 @@ def test_a_pool_knows_what_each_of_its_replicas_caches_until_the_replica_is_lost
     assert pool.prefixes[replica_id].leading(keys) == 1
     world.lose(replica_id)
     assert pool.prefixes == {} and pool.where == {}
-
-
-def test_one_request_probes_for_a_paused_tenant_whoever_is_refused_meanwhile() -> None:
-    world = World(tenant("acme"), breaker_failures=2, breaker_open_s=2.0)
-    for _ in range(2):
-        request = world.submit()
-        world.engine_end(request, 0, finish="error")
-        world.client_end(request, "error", code="internal")
-    world.advance(2.1)
-    probe = world.submit()
-    assert [world.refusal(world.submit()).code for _ in range(4)] == ["tenant_suspended"] * 4
-    world.client_end(probe, "client_cancelled", delivered={1: 0})  # says nothing: another may go
-    world.grant(world.submit())
-    assert world.refusal(world.submit()).code == "tenant_suspended"
 
 
 @pytest.mark.parametrize("deadline_ms", [1e-6, 9.3e12, 1e18])

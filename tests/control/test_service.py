@@ -14,7 +14,7 @@ import pytest
 from control.harness import World, billed, platform, tenant
 from rungway.channel import Client
 from rungway.contracts import Budget, Platform, Quotas
-from rungway.control import service
+from rungway.control import queries, service
 from rungway.control.service import ControllerService, with_running_engines
 from rungway.engine.protocol import EngineStats
 from rungway.ledger import writer
@@ -97,18 +97,7 @@ class Cellar:
         self.gateway.client.send(Submit(self.ask(number)))
         grants = await self.gateway.wait(Granted, number)
         grant: Grant = grants[-1].grant
-        usage = Usage(prompt_tokens=10, output_tokens=output)
-        end = AttemptEnd(
-            request_id=grant.request_id,
-            attempt=1,
-            replica_id="small-r1",
-            usage=usage,
-            finish="stop",
-            billing=billed(grant),
-            started_wall_ns=1,
-            ended_wall_ns=self.service.core.cell.tenants["acme"].budget.bounds[0] + 1,
-        )
-        self.replica.client.send(AttemptEnded(end))
+        self.replica.client.send(AttemptEnded(ended(grant, self, output)))
         self.gateway.client.send(
             Finished(
                 Finish(request_id=grant.request_id, outcome="completed", attempts=1, delivered={1: output}, ttft_ms=3.0)
@@ -127,6 +116,19 @@ class Cellar:
                         text = message.body.decode()
                         return message.status, json.loads(text) if message.content_type.startswith("app") else text
                 await asyncio.sleep(0.005)
+
+
+def ended(grant: Grant, cellar: Cellar, output: int = 20) -> AttemptEnd:
+    return AttemptEnd(
+        request_id=grant.request_id,
+        attempt=1,
+        replica_id="small-r1",
+        usage=Usage(prompt_tokens=10, output_tokens=output),
+        finish="stop",
+        billing=billed(grant),
+        started_wall_ns=1,
+        ended_wall_ns=cellar.service.core.cell.tenants["acme"].budget.bounds[0] + 1,
+    )
 
 
 def config(state_dir: Path, **changes: Any) -> Platform:
@@ -150,6 +152,48 @@ async def test_a_request_is_settled_and_both_sides_are_acknowledged_after_the_co
     assert row is not None and (row.outcome, row.output_tokens) == ("completed", 20)
     status, truth = await cellar.query("engine_truth", since=0)
     assert status == 200 and truth["totals"]["output_tokens"] == 20 and truth["reconcile"]["ok"]
+
+
+async def test_a_repeated_end_is_not_acknowledged_before_the_row_of_the_first(
+    cellar: Cellar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "GATHER_S", 10 * WAIT_S)  # the disk takes longer than the test may last
+    cellar.report()
+    cellar.gateway.client.send(Submit(cellar.ask(1)))
+    grant = (await cellar.gateway.wait(Granted))[0].grant
+    cellar.replica.client.send(AttemptEnded(ended(grant, cellar)))
+    finish = Finished(Finish(request_id="q1", outcome="completed", attempts=1, delivered={1: 20}))
+    cellar.gateway.client.send(finish)
+    async with asyncio.timeout(WAIT_S):
+        while "q1" not in cellar.service.core.cell.settled:
+            await asyncio.sleep(0.005)
+    cellar.gateway.client.send(finish)  # a turn that writes nothing
+    cellar.gateway.client.send(Submit(cellar.ask(2)))
+    await cellar.gateway.wait(Granted, 2)
+    assert cellar.service.reader.row("q1") is None
+    assert not any(isinstance(message, FinishAck) for message in cellar.gateway.seen)
+    cellar.service.writer.hurry()
+    await cellar.gateway.wait(FinishAck, 2)
+    assert cellar.service.reader.row("q1") is not None
+
+
+async def test_a_replica_that_was_cut_off_says_what_it_runs(cellar: Cellar) -> None:
+    cellar.report()
+    cellar.gateway.client.send(Submit(cellar.ask(1)))
+    await cellar.gateway.wait(Granted)
+    await cellar.replica.client.stop()
+    cell = cellar.service.core.cell
+    async with asyncio.timeout(WAIT_S):
+        while cell.replicas:
+            await asyncio.sleep(0.005)
+    cellar.replica = Peer(
+        "small-r1", cellar.service, ToReplica, msgspec.structs.replace(cellar.replica.hello, running=[("q1", 1)])
+    )
+    await cellar.replica.client.start()
+    async with asyncio.timeout(WAIT_S):
+        while not cell.replicas:
+            await asyncio.sleep(0.005)
+    assert cell.pools["small"].views["small-r1"].running == 1
 
 
 async def test_quotas_and_budget_survive_a_restart(tmp_path: Path) -> None:
@@ -264,6 +308,32 @@ async def test_bad_arguments_are_named(cellar: Cellar) -> None:
         assert status == 400 and body["error"]["param"] == param, (name, args, body)
     assert "small_tier" in (await cellar.query("ladder_set", rung="nope"))[1]["error"]["message"]
     assert (await cellar.query("nonsense"))[0] == 404
+
+
+@pytest.mark.parametrize("name", sorted(queries.HANDLERS.keys() - {"metrics", "config", "reload", "live", "pools"}))
+async def test_no_argument_breaks_a_query(cellar: Cellar, name: str) -> None:
+    """Whatever stands in a URL or a body, each query answers it, or names what is wrong with it."""
+    shapes: list[object] = ["x", "", -1, 0, 1 << 40, 1 << 70, 1.5, True, ["x"], {"a": 1}, "9" * 5000, "\x00"]
+    names = ["since", "until", "bucket", "limit", "after", "tenant", "kind", "order", "request_id"]
+    names += ["pool", "tenant_class", "rung", "ttl_s", "why"]
+    for argument in names:
+        for shape in shapes:
+            rest = {"rung": 1} if name == "ladder_set" else {}
+            status, body = await cellar.query(name, **(rest | {argument: shape}))
+            assert status in (200, 404) or (status == 400 and body["error"]["param"] == argument), (
+                argument,
+                shape,
+                body,
+            )
+
+
+async def test_a_query_that_fails_is_answered(cellar: Cellar, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(**_: object) -> object:
+        raise OSError("the database is gone")
+
+    monkeypatch.setattr(cellar.service.reader, "usage", lost)
+    status, body = await cellar.query("usage")
+    assert (status, body["error"]["code"], body["error"]["type"]) == (500, "internal", "server_error")
 
 
 async def test_an_override_is_audited_and_ends(cellar: Cellar) -> None:

@@ -39,9 +39,7 @@ class Core:
             if known is not None:
                 known.gateway_lost_ns = None
                 if wire.grant is None and known.grant is not None and known.entry is None:
-                    # Of a degraded one the audit may be on its way to the disk.
-                    effects = cell.effects.held if known.grant.offer.degraded else cell.effects.sends
-                    effects.append((gateway_id, Granted(known.grant)))
+                    cell.effects.held.append((gateway_id, Granted(known.grant)))  # it may be degraded
             elif wire.grant is None:
                 early.arrive(cell, wire.ask, now)
             else:
@@ -75,10 +73,9 @@ class Core:
         attempt.granted_ns = now.mono_ns
         flight.attempts[grant.attempt] = attempt
         cell.pools[flight.pool].hold(attempt, state)
-        for number in range(1, grant.attempt + 1):
-            orphan = cell.orphans.pop((ask.request_id, number), None)
-            if orphan is not None:
-                settle.attempt_ended(cell, orphan.teller, orphan.end, now)
+        # All that its engines said, also of tries that came after the grant that a gateway names for what it let in itself.
+        for _, orphan in sorted(cell.orphans.pop(ask.request_id, {}).items()):
+            settle.attempt_ended(cell, orphan.teller, orphan.end, now)
 
     def gateway_lost(self, gateway_id: str, now: Now) -> None:
         early.leave(self.cell, gateway_id)
@@ -102,14 +99,16 @@ class Core:
 
     # -- replicas ---------------------------------------------------------------------------------------------
 
-    def replica_hello(self, info: ReplicaInfo, now: Now) -> None:
-        """A replica registered, or registered again. Everyone learns its address."""
+    def replica_hello(self, info: ReplicaInfo, now: Now, running: Iterable[tuple[str, int]] = ()) -> None:
+        """A replica registered, or registered again with what it still runs. Everyone learns its address."""
         cell = self.cell
         pool = cell.pools.get(info.tier)
         if pool is None:
             return
         cell.replicas[info.replica_id] = info
         view = pool.add(info, now.mono_ns)
+        for request_id, number in running:
+            returns.runs_on(cell, info.replica_id, request_id, number)
         mine = [
             attempt
             for flight in cell.flights.values()
@@ -129,6 +128,7 @@ class Core:
         if report.prefixes is not None and (held := pool.prefixes.get(report.replica_id)) is not None:
             held.apply(report.prefixes.full, report.prefixes.added, report.prefixes.removed)
         for request_id, attempt, emitted in report.progress:
+            returns.runs_on(self.cell, report.replica_id, request_id, attempt)
             settle.progress(self.cell, request_id, attempt, emitted, now)
 
     def attempt_ended(self, replica_id: str, end: AttemptEnd, now: Now) -> None:

@@ -58,7 +58,7 @@ class Attempt:
 class Flight:
     """`late`: by pool in which it cannot begin in time, its wait in first-token targets. `grant` is None while it waits.
     `held_tokens`/`held_nusd` are what the tenant's buckets hold for it; `places`: what it takes of a replica's batch. `failure`:
-    why its last try failed, see `Retry`; `probes`: its tenant was paused for failures, and its end decides."""
+    why its last try failed, see `Retry`. `probes`: its tenant's breaker let it through to prove itself."""
 
     __slots__ = (
         "ask",
@@ -138,6 +138,14 @@ class Flight:
     def sequences(self) -> int:
         """Sequences of the offered answer."""
         return 1 if self.offer is None else max(1, self.offer.best_of)
+
+    def learn(self, ok: bool | None, now_ns: int) -> None:
+        """Tell the tenant's breaker how it ended; None = nothing that the breaker counts."""
+        if ok is not None:
+            self.state.breaker.record(ok, now_ns)
+        elif self.probes:
+            self.state.breaker.abandon()
+        self.probes = False
 
     def take_off(self) -> None:
         """Count as running for the tenant's concurrency."""

@@ -8,7 +8,6 @@ from rungway.control.cell import Now
 from rungway.control.flight import Flight
 from rungway.control.tenant_state import TenantState
 from rungway.outcomes import Code
-from rungway.policies.breaker import State
 from rungway.types import Offer
 
 
@@ -34,7 +33,7 @@ def tenant_limits(flight: Flight, now: Now) -> None:
             "Too many of this tenant's requests failed in a row; it is paused for a moment.",
             state.breaker.retry_s(now.mono_ns),
         )
-    flight.probes = state.breaker.state is State.HALF_OPEN
+    flight.probes = state.breaker.probing
     if not state.requests.fits(1, now.mono_ns):
         wait_s = state.requests.wait_s(1, now.mono_ns)
         raise Denied(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from rungway.control.cell import Now
 from rungway.control.core import Core
 from rungway.control.restore import look_up, newcomers, recall, restore
 from rungway.control.session_secret import load_secret
-from rungway.errors import ChannelError, ConfigError, LedgerError
+from rungway.errors import ChannelError, ConfigError, LedgerError, RequestError
 from rungway.ledger import LedgerReader, LedgerWriter, database_url
 from rungway.messages import (
     Answer,
@@ -42,10 +43,13 @@ from rungway.messages import (
     Withdraw,
 )
 from rungway.observe.metrics import Metrics
+from rungway.outcomes import Code
 from rungway.policies.quality import load_default
 from rungway.settings import load_platform
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"  # gateways and replicas of a cell live on this node
 QUERY_THREADS = 2
@@ -74,11 +78,12 @@ class ControllerService:
         self.reader: LedgerReader
         self.writer: LedgerWriter
         self._held: deque[tuple[int, list[tuple[str, Message]]]] = deque()
+        self._ticket = 0  # of the last turn that had something to write
         self._durable = 0  # highest ticket known to be committed
         self._readers: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._queries = 0
         self._reloading = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Answer]] = set()
         self._tick: asyncio.Task[None] | None = None
         self._pool = ThreadPoolExecutor(QUERY_THREADS, thread_name_prefix="rungway-query")
         self._handlers: dict[type[Message], Callable[[str, Any, Now], None]] = {
@@ -89,7 +94,7 @@ class ControllerService:
             Withdraw: lambda peer, m, now: self.core.withdraw(m.request_id, m.outcome, now),
             Retry: lambda peer, m, now: self.core.retry(peer, m, now),
             GatewayHello: lambda peer, m, now: self.core.gateway_hello(peer, m.flights, now),
-            ReplicaHello: lambda peer, m, now: self.core.replica_hello(m.info, now),
+            ReplicaHello: lambda peer, m, now: self.core.replica_hello(m.info, now, m.running),
             Counts: lambda peer, m, now: self.metrics.increments(m.increments),
             Query: lambda peer, m, now: self._query(peer, m),
         }
@@ -166,16 +171,15 @@ class ControllerService:
                 self.metrics.count("evictions", (entry.tenant,))
         if effects.durable():
             try:
-                ticket = self.writer.put(
+                self._ticket = self.writer.put(
                     rows=effects.rows, audit=effects.audit, attempts=effects.attempts, waste=effects.waste
                 )
             except LedgerError as error:
                 self.failed = str(error)
                 return
-            if effects.held:
-                self._held.append((ticket, effects.held))
-        elif self._held:  # behind what is not yet on disk: it may be about the same request
-            self._held[-1][1].extend(effects.held)
+        if effects.held and self._ticket > self._durable:
+            # Also when this turn wrote nothing: what they speak of may be in an earlier turn's rows.
+            self._held.append((self._ticket, effects.held))
         else:
             for peer, message in effects.held:
                 self._send(peer, message)
@@ -203,24 +207,35 @@ class ControllerService:
 
     def _query(self, peer: str, query: Query) -> None:
         if self._queries >= QUERIES_WAITING_MAX:
-            self._send(peer, queries.error_answer(query.query_id, 503, "overloaded", "Too many queries wait."))
+            self._send(
+                peer, queries.error_answer(query.query_id, RequestError(Code.OVERLOADED, "Too many queries wait."))
+            )
             return
         self._queries += 1
-        task = asyncio.create_task(self._answer(peer, query))
+        task = asyncio.create_task(self._answer(query))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: self._answered(peer, query, done))
 
-    async def _answer(self, peer: str, query: Query) -> None:
-        try:
-            await self._written()
-            answer: Answer = await queries.answer(self, query)
-        finally:
-            self._queries -= 1
-        if self.core.cell.effects.durable():  # a command is answered once its audit row is there
-            self.core.cell.effects.held.append((peer, answer))
-            self._flush()
+    async def _answer(self, query: Query) -> Answer:
+        await self._written()
+        return await queries.answer(self, query)
+
+    def _answered(self, peer: str, query: Query, task: asyncio.Task[Answer]) -> None:
+        """A bug or a lost database is one logged 500, not a caller that waits in vain."""
+        self._tasks.discard(task)
+        self._queries -= 1
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            _log.error("the query %s failed", query.name, exc_info=error)
+            answer = queries.error_answer(
+                query.query_id, RequestError(Code.INTERNAL, "The controller could not answer.")
+            )
         else:
-            self._send(peer, answer)
+            answer = task.result()
+        self.core.cell.effects.held.append((peer, answer))  # a command is answered once its audit row is there
+        self._flush()
 
     async def _written(self, within_s: float | None = None) -> None:
         """Let the ledger catch up with what was settled by now: who asks right after an answer finds it there."""
