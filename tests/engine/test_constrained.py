@@ -295,7 +295,7 @@ class Gate:
         compile_ = Grammars.compile
 
         def held(grammars: Grammars, constraint: Constraint) -> Any:
-            assert self.open.wait(30)
+            assert self.open.wait(60)
             return compile_(grammars, constraint)
 
         monkeypatch.setattr(Grammars, "compile", held)
@@ -321,7 +321,7 @@ async def test_no_step_waits_for_a_compilation(model: Any, monkeypatch: pytest.M
 
 async def test_compilations_are_bounded_in_time_and_number(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
-    made, ear = engine(model, timeout_s=0.05, waiting_max=2), Ear()
+    made, ear = engine(model, timeout_s=0.5, waiting_max=2), Ear()
     await made.start(ear)
     for at in range(3):
         made.submit(ask(f"r{at}", schema(POINT)))

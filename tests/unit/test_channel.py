@@ -26,7 +26,7 @@ from rungway.messages import Cancel
 
 SPEC = ChannelSpec(heartbeat_ms=40, lost_after_ms=1500, window_batches=16, buffer_bytes_max=4_000_000)
 ROOT = Path(__file__).parents[2]
-WAIT_S = 15.0
+WAIT_S = 60.0
 
 
 async def until(condition: Callable[[], bool]) -> None:
