@@ -14,7 +14,7 @@ import pytest
 from control.harness import World, billed, platform, tenant
 from rungway.channel import Client
 from rungway.contracts import Budget, Platform, Quotas
-from rungway.control import service
+from rungway.control import queries, service
 from rungway.control.service import ControllerService, with_running_engines
 from rungway.engine.protocol import EngineStats
 from rungway.ledger import writer
@@ -230,6 +230,32 @@ async def test_bad_arguments_are_named(cellar: Cellar) -> None:
         assert status == 400 and body["error"]["param"] == param, (name, args, body)
     assert "small_tier" in (await cellar.query("ladder_set", rung="nope"))[1]["error"]["message"]
     assert (await cellar.query("nonsense"))[0] == 404
+
+
+@pytest.mark.parametrize("name", sorted(queries.HANDLERS.keys() - {"metrics", "config", "reload", "live", "pools"}))
+async def test_no_argument_breaks_a_query(cellar: Cellar, name: str) -> None:
+    """Whatever stands in a URL or a body, each query answers it, or names what is wrong with it."""
+    shapes: list[object] = ["x", "", -1, 0, 1 << 40, 1 << 70, 1.5, True, ["x"], {"a": 1}, "9" * 5000, "\x00"]
+    names = ["since", "until", "bucket", "limit", "after", "tenant", "kind", "order", "request_id"]
+    names += ["pool", "tenant_class", "rung", "ttl_s", "why"]
+    for argument in names:
+        for shape in shapes:
+            rest = {"rung": 1} if name == "ladder_set" else {}
+            status, body = await cellar.query(name, **(rest | {argument: shape}))
+            assert status in (200, 404) or (status == 400 and body["error"]["param"] == argument), (
+                argument,
+                shape,
+                body,
+            )
+
+
+async def test_a_query_that_fails_is_answered(cellar: Cellar, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(**_: object) -> object:
+        raise OSError("the database is gone")
+
+    monkeypatch.setattr(cellar.service.reader, "usage", lost)
+    status, body = await cellar.query("usage")
+    assert (status, body["error"]["code"], body["error"]["type"]) == (500, "internal", "server_error")
 
 
 async def test_an_override_is_audited_and_ends(cellar: Cellar) -> None:

@@ -20,10 +20,12 @@ from unit.gateway_rig import (
     KEY,
     REVOKED_KEY,
     WAIT_S,
+    api_key,
     frames,
     platform,
     running,
     said,
+    tenant,
     until,
 )
 
@@ -390,6 +392,24 @@ async def test_candidates_are_the_asked_tiers_and_the_lower_ones_of_the_contract
             ask = rig.controller.asks[-1]
             assert ask.tiers == tiers
             assert set(ask.prompt_tokens) == candidates
+
+
+async def test_high_risk_needs_a_model_that_its_contract_lets_answer(tmp_path: Path) -> None:
+    """A contradiction of model and contract is the caller's mistake, not a state of the platform that waiting mends."""
+    terms = platform(tenants=(tenant("acme", api_key("acme-1", KEY), risk_high_tier_min="large"),))
+    async with running(tmp_path, terms) as rig:
+        for path, said in [("/v1/chat/completions", {"messages": USER}), ("/v1/completions", {"prompt": "hi"})]:
+            refused = await rig.post({"model": "small"} | said, path, x_rungway_risk="high")
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"], error["param"]) == (403, "model_not_allowed", "model")
+            assert "large" in error["message"] and "retry-after" not in refused.headers
+            assert not rig.controller.asks
+        for model, headers in [
+            ("small", {}),
+            ("small", {"x_rungway_risk": "normal"}),
+            ("auto", {"x_rungway_risk": "high"}),
+        ]:
+            assert (await rig.post({"model": model, "messages": USER}, **headers)).status_code == 200
 
 
 async def test_headers_lower_the_class_and_name_risk_action_session_and_deadline(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from rungway.clock import NS_PER_S, monotonic_ns, wall_ns
 from rungway.contracts import Slo, TenantClass
 from rungway.control import snapshot
+from rungway.control.arguments import Args, number, span, text
 from rungway.control.cell import Now
 from rungway.errors import ConfigError, RequestError
 from rungway.messages import Answer, Query
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from rungway.control.service import ControllerService
 
 JSON = "application/json"
-DAY_NS = 86_400 * NS_PER_S
 LIMIT_MAX = 1000
 OVERRIDE_S_MAX = 86_400.0
 
@@ -40,30 +40,28 @@ class Caller(msgspec.Struct, frozen=True):
         return None if self.admin else self.tenant
 
 
-Args = dict[str, Any]
 Handler = Callable[["ControllerService", Args, Caller], Awaitable[object]]
 
 
-def error_answer(query_id: int, status: int, code: str, message: str, param: str | None = None) -> Answer:
-    error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
-    return Answer(query_id, status, JSON, msgspec.json.encode({"error": error}))
+def error_answer(query_id: int, error: RequestError) -> Answer:
+    return Answer(query_id, error.status, JSON, msgspec.json.encode(error.body()))
 
 
 async def answer(service: ControllerService, query: Query) -> Answer:
     """Run a query by name and shape the result; a bad argument is a 400 in the API's error shape."""
-    handler = HANDLERS.get(query.name)
     caller = Caller(query.tenant, query.admin)
-    if handler is None:
-        return error_answer(query.query_id, 404, Code.NOT_FOUND, f"There is no query {query.name!r}.")
-    if query.name in ADMIN_ONLY and not caller.admin:
-        return error_answer(query.query_id, 403, Code.SCOPE_MISSING, "This needs a key with the scope admin.")
     try:
+        handler = HANDLERS.get(query.name)
+        if handler is None:
+            raise RequestError(Code.NOT_FOUND, f"There is no query {query.name!r}.")
+        if query.name in ADMIN_ONLY and not caller.admin:
+            raise RequestError(Code.SCOPE_MISSING, "This needs a key with the scope admin.")
         args: Args = msgspec.json.decode(query.args, type=dict[str, Any]) if query.args else {}
         result = await handler(service, args, caller)
     except RequestError as error:
-        return Answer(query.query_id, error.status, JSON, msgspec.json.encode(error.body()))
+        return error_answer(query.query_id, error)
     except msgspec.MsgspecError:
-        return error_answer(query.query_id, 400, Code.INVALID_REQUEST, "The arguments are not a JSON object.")
+        return error_answer(query.query_id, RequestError(Code.INVALID_REQUEST, "The arguments are not a JSON object."))
     if isinstance(result, bytes):
         return Answer(query.query_id, 200, "text/plain; version=0.0.4; charset=utf-8", result)
     return Answer(query.query_id, 200, JSON, msgspec.json.encode(result))
@@ -73,29 +71,9 @@ def _now() -> Now:
     return Now(monotonic_ns(), wall_ns())
 
 
-def _number(args: Args, name: str, default: int, low: int, high: int) -> int:
-    value = args.get(name)
-    if value is None or value == "":
-        return default
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        raise RequestError(Code.INVALID_REQUEST, f"{name} must be a whole number.", param=name) from None
-    if not low <= number <= high:
-        raise RequestError(Code.INVALID_REQUEST, f"{name} must be between {low} and {high}.", param=name)
-    return number
-
-
-def _span(args: Args) -> tuple[int, int]:
-    """since/until in seconds since the epoch; default the last day."""
-    until = _number(args, "until", wall_ns() // NS_PER_S + 1, 0, 1 << 40) * NS_PER_S
-    since = _number(args, "since", (until - DAY_NS) // NS_PER_S, 0, 1 << 40) * NS_PER_S
-    return since, until
-
-
 def _tenant(args: Args, caller: Caller) -> str | None:
-    wanted = args.get("tenant")
-    return caller.tenant if not caller.admin else (str(wanted) if wanted else None)
+    wanted = text(args, "tenant")
+    return wanted if caller.admin else caller.tenant
 
 
 def _targets(service: ControllerService) -> dict[str, Slo]:
@@ -115,8 +93,8 @@ async def _metrics(service: ControllerService, args: Args, caller: Caller) -> ob
 
 
 async def _usage(service: ControllerService, args: Args, caller: Caller) -> object:
-    since, until = _span(args)
-    bucket = _number(args, "bucket", 3600, 1, 31 * 86_400)
+    since, until = span(args)
+    bucket = number(args, "bucket", 3600, 1, 31 * 86_400)
     tenant, targets = _tenant(args, caller), _targets(service)
     result = await service.in_thread(
         lambda: service.reader.usage(since_ns=since, until_ns=until, tenant=tenant, bucket_s=bucket, targets=targets)
@@ -128,10 +106,10 @@ async def _usage(service: ControllerService, args: Args, caller: Caller) -> obje
 
 
 async def _audit(service: ControllerService, args: Args, caller: Caller) -> object:
-    after = _number(args, "after", 0, 0, 1 << 60)
-    limit = _number(args, "limit", 100, 1, LIMIT_MAX)
-    tenant, kind = _tenant(args, caller), args.get("kind")
-    newest = args.get("order") == "newest"
+    after = number(args, "after", 0, 0, 1 << 60)
+    limit = number(args, "limit", 100, 1, LIMIT_MAX)
+    tenant, kind = _tenant(args, caller), text(args, "kind")
+    newest = text(args, "order") == "newest"
     rows = await service.in_thread(
         lambda: service.reader.audit(after_seq=after, limit=limit, tenant=tenant, kind=kind, newest=newest)
     )
@@ -144,7 +122,7 @@ async def _audit_verify(service: ControllerService, args: Args, caller: Caller) 
 
 
 async def _decision(service: ControllerService, args: Args, caller: Caller) -> object:
-    request_id = str(args.get("request_id", ""))
+    request_id = text(args, "request_id") or ""
     row = await service.in_thread(lambda: service.reader.row(request_id))
     if row is None or (caller.only is not None and row.tenant != caller.only):
         raise RequestError(Code.NOT_FOUND, f"No settled request {request_id!r}.", param="request_id")
@@ -165,30 +143,30 @@ async def _ladder_set(service: ControllerService, args: Args, caller: Caller) ->
     if wanted in names:
         rung = names.index(wanted)
     elif str(wanted).isdecimal():
-        rung = _number(args, "rung", 0, 0, len(names) - 1)
+        rung = number(args, "rung", 0, 0, len(names) - 1)
     else:
         raise RequestError(Code.INVALID_REQUEST, f"rung is one of {', '.join(names)}.", param="rung")
-    ttl_s = _number(args, "ttl_s", 600, 1, int(OVERRIDE_S_MAX))
-    changed = _scopes(service, args)
+    ttl_s = number(args, "ttl_s", 600, 1, int(OVERRIDE_S_MAX))
+    changed, said = _scopes(service, args), _said(args, caller)
     for pool, scope in changed:
         until_ns = now.mono_ns + ttl_s * NS_PER_S
         pool.scopes[scope], _ = set_override(pool.scopes[scope], rung, until_ns, cell.platform.ladder)
-    _note(service, args, caller, "set", rung, ttl_s, now)
+    _note(service, args, said, "set", rung, ttl_s, now)
     return {"changed": len(changed), "rung": rung, "name": names[rung], "ttl_s": ttl_s}
 
 
 async def _ladder_clear(service: ControllerService, args: Args, caller: Caller) -> object:
-    changed = _scopes(service, args)
+    changed, said = _scopes(service, args), _said(args, caller)
     for pool, scope in changed:
         pool.scopes[scope], _ = clear_override(pool.scopes[scope])
-    _note(service, args, caller, "clear", 0, 0, _now())
+    _note(service, args, said, "clear", 0, 0, _now())
     return {"changed": len(changed)}
 
 
 def _scopes(service: ControllerService, args: Args) -> list[Any]:
     """(pool, scope) pairs that a ladder command names; an absent pool or class means all of them."""
     cell = service.core.cell
-    pool_name, tenant_class = args.get("pool") or None, args.get("tenant_class") or None
+    pool_name, tenant_class = text(args, "pool"), text(args, "tenant_class")
     if pool_name is not None and pool_name not in cell.pools:
         raise RequestError(Code.INVALID_REQUEST, f"pool is one of {', '.join(cell.pools)}.", param="pool")
     if tenant_class is not None and tenant_class not in list(TenantClass):
@@ -202,7 +180,14 @@ def _scopes(service: ControllerService, args: Args) -> list[Any]:
     ]
 
 
-def _note(service: ControllerService, args: Args, caller: Caller, what: str, rung: int, ttl_s: int, now: Now) -> None:
+def _said(args: Args, caller: Caller) -> dict[str, str]:
+    """Who commands, and why."""
+    return {"who": (text(args, "who") or caller.tenant)[:100], "why": (text(args, "why") or "")[:300]}
+
+
+def _note(
+    service: ControllerService, args: Args, said: dict[str, str], what: str, rung: int, ttl_s: int, now: Now
+) -> None:
     service.core.cell.audit(
         "override",
         now,
@@ -211,8 +196,7 @@ def _note(service: ControllerService, args: Args, caller: Caller, what: str, run
         pool=args.get("pool"),
         tenant_class=args.get("tenant_class"),
         ttl_s=ttl_s,
-        who=str(args.get("who") or caller.tenant)[:100],
-        why=str(args.get("why") or "")[:300],
+        **said,
     )
     service.core.reoffer_all(now)
 
@@ -245,9 +229,9 @@ async def _reload(service: ControllerService, args: Args, caller: Caller) -> obj
 
 
 async def _engine_truth(service: ControllerService, args: Args, caller: Caller) -> object:
-    since, _ = _span(args)
-    limit = _number(args, "limit", 1000, 1, 100_000)
-    request_id = args.get("request_id") or None
+    since, _ = span(args)
+    limit = number(args, "limit", 1000, 1, 100_000)
+    request_id = text(args, "request_id")
     truth = await service.in_thread(
         lambda: service.reader.engine_truth(since_ns=since, limit=limit, request_id=request_id)
     )
@@ -256,7 +240,7 @@ async def _engine_truth(service: ControllerService, args: Args, caller: Caller) 
 
 
 async def _cancel(service: ControllerService, args: Args, caller: Caller) -> object:
-    request_id = str(args.get("request_id", ""))
+    request_id = text(args, "request_id") or ""
     if not service.core.cancel(request_id, caller.only, _now()):
         raise RequestError(Code.NOT_FOUND, f"No request {request_id!r} is in flight.", param="request_id")
     return {"id": request_id, "cancelled": True}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from rungway.control.cell import Now
 from rungway.control.core import Core
 from rungway.control.restore import restore
 from rungway.control.session_secret import load_secret
-from rungway.errors import ChannelError, ConfigError, LedgerError
+from rungway.errors import ChannelError, ConfigError, LedgerError, RequestError
 from rungway.ledger import LedgerReader, LedgerWriter, database_url
 from rungway.messages import (
     Answer,
@@ -42,10 +43,13 @@ from rungway.messages import (
     Withdraw,
 )
 from rungway.observe.metrics import Metrics
+from rungway.outcomes import Code
 from rungway.policies.quality import load_default
 from rungway.settings import load_platform
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"  # gateways and replicas of a cell live on this node
 QUERY_THREADS = 2
@@ -75,7 +79,7 @@ class ControllerService:
         self._durable = 0  # highest ticket known to be committed
         self._readers: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._queries = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Answer]] = set()
         self._tick: asyncio.Task[None] | None = None
         self._pool = ThreadPoolExecutor(QUERY_THREADS, thread_name_prefix="rungway-query")
         self._handlers: dict[type[Message], Callable[[str, Any, Now], None]] = {
@@ -198,19 +202,33 @@ class ControllerService:
 
     def _query(self, peer: str, query: Query) -> None:
         if self._queries >= QUERIES_WAITING_MAX:
-            self._send(peer, queries.error_answer(query.query_id, 503, "overloaded", "Too many queries wait."))
+            self._send(
+                peer, queries.error_answer(query.query_id, RequestError(Code.OVERLOADED, "Too many queries wait."))
+            )
             return
         self._queries += 1
-        task = asyncio.create_task(self._answer(peer, query))
+        task = asyncio.create_task(self._answer(query))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: self._answered(peer, query, done))
 
-    async def _answer(self, peer: str, query: Query) -> None:
-        try:
-            await self._written()
-            answer: Answer = await queries.answer(self, query)
-        finally:
-            self._queries -= 1
+    async def _answer(self, query: Query) -> Answer:
+        await self._written()
+        return await queries.answer(self, query)
+
+    def _answered(self, peer: str, query: Query, task: asyncio.Task[Answer]) -> None:
+        """A bug or a lost database is one logged 500, not a caller that waits in vain."""
+        self._tasks.discard(task)
+        self._queries -= 1
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            _log.error("the query %s failed", query.name, exc_info=error)
+            answer = queries.error_answer(
+                query.query_id, RequestError(Code.INTERNAL, "The controller could not answer.")
+            )
+        else:
+            answer = task.result()
         self.core.cell.effects.held.append((peer, answer))  # a command is answered once its audit row is there
         self._flush()
 

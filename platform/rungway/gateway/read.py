@@ -27,7 +27,7 @@ from rungway.gateway.schema import ChatBody, CompletionBody, EmbeddingBody, bad,
 from rungway.gateway.turns import chat_prompt
 from rungway.outcomes import Code
 from rungway.policies.features import features
-from rungway.types import Ask, Offer
+from rungway.types import Ask, Offer, Risk
 
 N_MAX = 8
 
@@ -68,6 +68,7 @@ async def read(call: Call, caller: Caller, catalogue: Catalogue) -> Reading:
     plan = plan_of(caller.tenant, body.model, catalogue, TierKind.TEXT)
     call.facts.model = plan.model
     directives = read_directives(call.headers, caller.tenant)
+    _check_risk(plan, directives, caller.tenant, catalogue)
     stream = bool(body.stream)
     include_usage = _include_usage(body, stream)
     bound = _output_bound(body)
@@ -155,6 +156,20 @@ def plan_of(tenant: Tenant, model: str, catalogue: Catalogue, kind: TierKind) ->
     if catalogue.exists(model):
         raise RequestError(Code.MODEL_NOT_ALLOWED, f"model '{model}' is not in this tenant's contract", param="model")
     raise RequestError(Code.MODEL_NOT_FOUND, f"there is no model '{shown(model)}'", param="model")
+
+
+def _check_risk(plan: Plan, directives: Directives, tenant: Tenant, catalogue: Catalogue) -> None:
+    """Raises RequestError where the contract lets none of the model's tiers answer what is marked as high risk: waiting
+    would not help."""
+    least = catalogue.tiers.get(tenant.risk_high_tier_min or "")
+    if directives.risk is not Risk.HIGH or least is None:
+        return
+    if all(catalogue.tiers[tier].rank < least.rank for tier in plan.tiers):
+        raise RequestError(
+            Code.MODEL_NOT_ALLOWED,
+            f"model '{plan.model}' may not answer with x-rungway-risk: high: this tenant's contract demands at least '{least.name}'",
+            param="model",
+        )
 
 
 def _include_usage(body: ChatBody | CompletionBody, stream: bool) -> bool:

@@ -182,6 +182,8 @@ async def _command(call: Call) -> dict[str, Any]:
 async def _query(call: Call, name: str, args: dict[str, object], tenant: str, *, admin: bool) -> None:
     """Pass the controller's answer on as it is."""
     answer = await call.gateway.query(name, args, tenant, admin)
+    if answer.status == 503:
+        call.facts.retry_after_s = 1
     headers = json_headers(call.facts, len(answer.body))
     headers[0] = (b"content-type", answer.content_type.encode("latin-1"))
     await call.respond(answer.status, headers, answer.body)
