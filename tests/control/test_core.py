@@ -9,7 +9,7 @@ from control.harness import SECOND, World, tenant
 from rungway.contracts import Budget, Isolation, LadderTerms, Quotas, TenantClass
 from rungway.engine.chain import chain_keys
 from rungway.engine.protocol import EngineStats, PrefixNews
-from rungway.messages import Directory, FinishAck, Flight, Granted, Peers, Refused, Report
+from rungway.messages import Directory, FinishAck, Flight, Granted, Peers, Refused, Report, Retry
 from rungway.types import Grant, OfferKind, Refusal, Risk
 
 
@@ -335,6 +335,30 @@ def test_a_gateway_that_comes_back_finds_its_requests() -> None:
     for r in [*running[1:], queued]:
         world.complete(r)
     assert world.row(running[0]).outcome == "gateway_lost"
+    world.at_rest()
+
+
+@pytest.mark.parametrize("why", ["replica_lost", "timeout", "evicted"])
+def test_a_repeated_word_about_a_failed_try_repeats_the_grant_that_answered_it(why: str) -> None:
+    world = World(tenant("acme", isolation=Isolation(retry_budget_ratio=0.0)), retry_budget_floor=1, breaker_failures=2)
+    world.replica("small", "small-r2")
+    request = world.submit()
+    first, ask = world.grant(request), world.cell.flights[request].ask
+    world.retry(request, why)
+    second = world.grant(request)
+    assert second.attempt == 2
+    world.core.gateway_lost("g1", world.now)  # with it the second grant
+    world.core.gateway_hello("g1", [Flight(ask, first)], world.now)
+    world.core.retry("g1", Retry(request, 1, first.replica_id, why, 0), world.now)
+    world.core.settle_turn(world.now)
+    assert [message for _, message in world.take().sends if isinstance(message, Granted)] == [Granted(second)]
+    assert sum(view.running for view in world.cell.pools["small"].views.values()) == 1
+    assert world.cell.pools["small"].breakers[first.replica_id].state == "closed", (
+        "it failed once, whoever says so again"
+    )
+    world.engine_end(request, 0, attempt=1, finish="lost")
+    world.complete(request)
+    assert world.row(request).outcome == "completed"
     world.at_rest()
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from control.harness import LADDER, NO_LIMITS, World, tenant
 from rungway.contracts import LadderTerms, Slo, TenantClass
-from rungway.messages import Granted
+from rungway.messages import Flight, Granted
 from rungway.policies.ladder import clear_override, set_override
 from rungway.types import Action, Grant, OfferKind, Risk
 
@@ -43,6 +43,17 @@ def test_degraded_grants_are_held_until_the_commit_and_full_ones_are_not() -> No
     world.advance(1.0)
     degraded = [m for _, m in world.sent if isinstance(m, Granted) and m.grant.offer.degraded]
     assert len(degraded) == world.held_before_commit == 2
+
+
+def test_a_degraded_grant_that_is_sent_again_waits_for_the_commit_like_the_first() -> None:
+    world = World(tenant("acme"))
+    last = overload(world, model="large", count=6)[-1]
+    world.advance(1.0)
+    assert world.grant(last).offer.degraded
+    world.core.gateway_hello("g1", [Flight(world.cell.flights[last].ask)], world.now)
+    effects = world.take()
+    assert [message for _, message in effects.held] == [Granted(world.grant(last))]
+    assert not any(isinstance(message, Granted) for _, message in effects.sends)
 
 
 def test_every_downgrade_has_exactly_one_audit_row_and_no_full_answer_has_one() -> None:

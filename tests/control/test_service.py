@@ -97,18 +97,7 @@ class Cellar:
         self.gateway.client.send(Submit(self.ask(number)))
         grants = await self.gateway.wait(Granted, number)
         grant: Grant = grants[-1].grant
-        usage = Usage(prompt_tokens=10, output_tokens=output)
-        end = AttemptEnd(
-            request_id=grant.request_id,
-            attempt=1,
-            replica_id="small-r1",
-            usage=usage,
-            finish="stop",
-            billing=billed(grant),
-            started_wall_ns=1,
-            ended_wall_ns=self.service.core.cell.tenants["acme"].budget.bounds[0] + 1,
-        )
-        self.replica.client.send(AttemptEnded(end))
+        self.replica.client.send(AttemptEnded(ended(grant, self, output)))
         self.gateway.client.send(
             Finished(
                 Finish(request_id=grant.request_id, outcome="completed", attempts=1, delivered={1: output}, ttft_ms=3.0)
@@ -127,6 +116,19 @@ class Cellar:
                         text = message.body.decode()
                         return message.status, json.loads(text) if message.content_type.startswith("app") else text
                 await asyncio.sleep(0.005)
+
+
+def ended(grant: Grant, cellar: Cellar, output: int = 20) -> AttemptEnd:
+    return AttemptEnd(
+        request_id=grant.request_id,
+        attempt=1,
+        replica_id="small-r1",
+        usage=Usage(prompt_tokens=10, output_tokens=output),
+        finish="stop",
+        billing=billed(grant),
+        started_wall_ns=1,
+        ended_wall_ns=cellar.service.core.cell.tenants["acme"].budget.bounds[0] + 1,
+    )
 
 
 def config(state_dir: Path, **changes: Any) -> Platform:
@@ -150,6 +152,29 @@ async def test_a_request_is_settled_and_both_sides_are_acknowledged_after_the_co
     assert row is not None and (row.outcome, row.output_tokens) == ("completed", 20)
     status, truth = await cellar.query("engine_truth", since=0)
     assert status == 200 and truth["totals"]["output_tokens"] == 20 and truth["reconcile"]["ok"]
+
+
+async def test_a_repeated_end_is_not_acknowledged_before_the_row_of_the_first(
+    cellar: Cellar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "GATHER_S", 10 * WAIT_S)  # the disk takes longer than the test may last
+    cellar.report()
+    cellar.gateway.client.send(Submit(cellar.ask(1)))
+    grant = (await cellar.gateway.wait(Granted))[0].grant
+    cellar.replica.client.send(AttemptEnded(ended(grant, cellar)))
+    finish = Finished(Finish(request_id="q1", outcome="completed", attempts=1, delivered={1: 20}))
+    cellar.gateway.client.send(finish)
+    async with asyncio.timeout(WAIT_S):
+        while "q1" not in cellar.service.core.cell.settled:
+            await asyncio.sleep(0.005)
+    cellar.gateway.client.send(finish)  # a turn that writes nothing
+    cellar.gateway.client.send(Submit(cellar.ask(2)))
+    await cellar.gateway.wait(Granted, 2)
+    assert cellar.service.reader.row("q1") is None
+    assert not any(isinstance(message, FinishAck) for message in cellar.gateway.seen)
+    cellar.service.writer.hurry()
+    await cellar.gateway.wait(FinishAck, 2)
+    assert cellar.service.reader.row("q1") is not None
 
 
 async def test_quotas_and_budget_survive_a_restart(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -80,6 +81,24 @@ def test_a_seed_alone_is_a_random_world() -> None:
 def test_many_seeds_say_how_many_broke() -> None:
     code, output = run("--seeds", "0:4", "--faults", "all", "--duration", "2")
     assert code == 0 and "0 of 4 seeds broke an invariant" in output
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_world_that_cannot_be_played_is_named_and_the_others_are_played(
+    jobs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rungway.simulate import scenario
+
+    play = scenario.random_world
+
+    def one_fails(seed: int, *rest: Any) -> Any:
+        assert seed != 2, "a bug"
+        return play(seed, *rest)
+
+    monkeypatch.setattr(scenario, "random_world", one_fails)
+    code, output = run("--seeds", "0:4", "--duration", "1", "--jobs", jobs)
+    assert code == 1 and "rungway simulate --seed 2 --faults none --duration 1" in output
+    assert "it cannot be played" in output and "1 of 4 seeds broke" in output
 
 
 def test_a_broken_promise_is_one_line_to_reproduce(monkeypatch: pytest.MonkeyPatch) -> None:

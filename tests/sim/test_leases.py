@@ -158,7 +158,7 @@ def test_a_lease_spent_twice_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_bill_that_is_debited_twice_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def twice(cell: Any, orphans: Any, now: Any) -> None:
         write_orphan(cell, orphans, now)
-        cell.tenants[orphans[0].end.billing.tenant].budget.settle(0, 10**7, now.wall_ns)
+        cell.tenants[next(iter(orphans)).end.billing.tenant].budget.settle(0, 10**7, now.wall_ns)
 
     monkeypatch.setattr("rungway.control.orphans.write_orphan", twice)
     assert any("the history allows" in what for what in broken(range(60)))

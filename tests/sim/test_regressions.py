@@ -124,6 +124,26 @@ def test_a_later_try_than_the_adopted_one_is_on_the_same_row(ends_first: bool) -
     new.at_rest()
 
 
+def test_a_later_try_whose_gateway_dies_before_it_names_it_makes_no_second_row() -> None:
+    old = World(tenant("acme"))
+    for number in range(2):
+        old.replica("small", f"small-x{number}")
+    request = old.submit()
+    ask, first = old.cell.flights[request].ask, old.grant(request)
+    old.retry(request, why="replica_lost", emitted=5)
+    new = restarted(old)
+    new.engine_end(request, 15, attempt=2)
+    new.core.gateway_hello("g1", [Flight(ask, first)], new.now)
+    new.core.gateway_lost("g1", new.now)
+    new.advance(2)
+    new.engine_end(request, 7, attempt=1, finish="lost")
+    new.advance(60)
+    row = new.row(request)
+    assert (row.outcome, row.output_tokens, row.wasted_tokens) == ("gateway_lost", 15, 7)
+    assert new.cell.tenants["acme"].budget.spent == row.cost_nusd and not new.waste
+    new.at_rest()
+
+
 def test_a_missed_try_whose_engine_is_gone_does_not_hold_the_row_for_ever() -> None:
     old = World(tenant("acme"))
     request = old.submit()

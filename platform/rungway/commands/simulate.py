@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from time import process_time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rungway.clock import monotonic_ns
 from rungway.commands.common import DEFAULT_CONFIG, AsJson, emit_json, fail, load, show, table
 
 if TYPE_CHECKING:
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
 RANDOM_S = 10.0
 CHUNK = 25
+NOTE_EVERY_NS = 60_000_000_000
 CLASS_COLUMNS = ("requests", "shed_ratio", "goodput_per_s", "ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50", "tpot_ms_p99")
 TENANT_COLUMNS = (
     "class",
@@ -41,7 +45,10 @@ ConfigFile = Annotated[
 Seed = Annotated[int, typer.Option(help="All randomness comes from it.")]
 Seeds = Annotated[str | None, typer.Option(metavar="FROM:TO", help="Random worlds of many seeds; prints what broke.")]
 Faults = Annotated[
-    str, typer.Option(help="`all`, `none`, or KIND[:PER_MINUTE],... (delay cut replica gateway controller clock slow).")
+    str,
+    typer.Option(
+        help="`all`, `none`, or KIND[:PER_MINUTE],... (delay cut disk replica gateway controller away partition clock slow)."
+    ),
 ]
 Duration = Annotated[float | None, typer.Option(min=0.1, help=f"Seconds to play. Random worlds: {RANDOM_S:g}.")]
 Start = Annotated[float, typer.Option(min=0, help="Begin at this second of the trace.")]
@@ -184,34 +191,40 @@ def _many(span: str, faults: str, duration_s: float, jobs: int, as_json: bool) -
         (begin, min(begin + CHUNK, int(last)), faults, duration_s) for begin in range(int(first), int(last), CHUNK)
     ]
     broken: list[_Broken] = []
-    if jobs == 1:
-        for chunk in chunks:
-            broken += _chunk(chunk)
-    else:
-        with ProcessPoolExecutor(jobs) as pool:
-            for found in pool.map(_chunk, chunks):
-                broken += found
+    cpu_s, noted = 0.0, monotonic_ns()
+    with ProcessPoolExecutor(jobs) if jobs > 1 else contextlib.nullcontext() as pool:
+        for chunk, (found, took_s) in zip(chunks, (pool.map if pool else map)(_chunk, chunks), strict=True):
+            broken += found
+            cpu_s += took_s
+            if not as_json:  # at once: a run that is ended early has said what it found
+                for each in found:
+                    show(f"{each.command}\n    {each.violations[0]}")
+            if monotonic_ns() - noted > NOTE_EVERY_NS:
+                noted = monotonic_ns()
+                typer.echo(f"{first}:{chunk[1]} played, {cpu_s:.0f} s of processor time", err=True)
     if as_json:
         emit_json({"seeds": span, "broken": [{"command": b.command, "violations": b.violations} for b in broken]})
     else:
-        for each in broken:
-            show(f"{each.command}\n    {each.violations[0]}")
-        show(f"{len(broken)} of {int(last) - int(first)} seeds broke an invariant")
+        show(f"{len(broken)} of {int(last) - int(first)} seeds broke an invariant, {cpu_s:.0f} s of processor time")
     if broken:
         raise typer.Exit(1)
 
 
-def _chunk(chunk: tuple[int, int, str, float]) -> list[_Broken]:
+def _chunk(chunk: tuple[int, int, str, float]) -> tuple[list[_Broken], float]:
+    """Seeds that broke something, and seconds of processor time."""
     from rungway.simulate.faults import parse
     from rungway.simulate.scenario import random_world
 
     begin, end, faults, duration_s = chunk
-    broken = []
+    kinds, broken, before_s = parse(faults), [], process_time()
     for seed in range(begin, end):
-        found = random_world(seed, parse(faults), duration_s).watch.broken
+        try:
+            found = random_world(seed, kinds, duration_s).watch.broken
+        except Exception as failed:  # noqa: BLE001  (a world that cannot be played to its end is a finding like any other)
+            found = [f"it cannot be played: {failed!r}"]
         if found:
             broken.append(_Broken(seed, reproducer(seed, faults, duration_s), found))
-    return broken
+    return broken, process_time() - before_s
 
 
 # -- output ---------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def submit(cell: Cell, ask: Ask, now: Now) -> None:
         return
     flight = Flight(ask, state, now.mono_ns)
     try:
-        _tenant_limits(cell, state, now)
+        _tenant_limits(flight, now)
         requote(cell, flight, now)
         _shed(cell, flight, now)
         _take_offer(cell, flight, now)
@@ -126,8 +126,9 @@ def _can_hold(flight: Flight, offer: Offer, need: int, now: Now) -> bool:
     return state.budget.fits(offer.price_nusd - flight.held_nusd, now.wall_ns)
 
 
-def _tenant_limits(cell: Cell, state: TenantState, now: Now) -> None:
+def _tenant_limits(flight: Flight, now: Now) -> None:
     """Limits that hold whatever the offer: suspension, request rate, concurrency, breaker."""
+    state = flight.state
     quotas = state.contract.quotas
     if state.contract.suspended:
         raise Denied(Code.TENANT_SUSPENDED, "This tenant is suspended.")
@@ -137,6 +138,7 @@ def _tenant_limits(cell: Cell, state: TenantState, now: Now) -> None:
             "Too many of this tenant's requests failed in a row; it is paused for a moment.",
             state.breaker.retry_s(now.mono_ns),
         )
+    flight.probes = state.breaker.probing
     if not state.requests.fits(1, now.mono_ns):
         wait_s = state.requests.wait_s(1, now.mono_ns)
         raise Denied(

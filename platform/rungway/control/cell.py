@@ -70,7 +70,7 @@ class Cell:
         self.refused: OrderedDict[str, str] = (
             OrderedDict()
         )  # request id -> code, of those in `settled` that were refused
-        self.orphans: dict[tuple[str, int], Orphan] = {}
+        self.orphans: dict[str, dict[int, Orphan]] = {}  # by request and try
         self.strays: OrderedDict[str, Stray] = OrderedDict()
         self.early: dict[str, tuple[Ask, int]] = {}  # Asks that wait for the first replicas, since when
         self.early_until_ns = 0

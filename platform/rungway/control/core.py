@@ -39,7 +39,7 @@ class Core:
             if known is not None:
                 known.gateway_lost_ns = None
                 if wire.grant is None and known.grant is not None and known.entry is None:
-                    cell.effects.sends.append((gateway_id, Granted(known.grant)))
+                    cell.effects.held.append((gateway_id, Granted(known.grant)))  # it may be degraded
             elif wire.grant is None:
                 early.arrive(cell, wire.ask, now)
             else:
@@ -72,10 +72,9 @@ class Core:
         attempt.granted_ns = now.mono_ns
         flight.attempts[grant.attempt] = attempt
         cell.pools[flight.pool].hold(attempt, state)
-        for number in range(1, grant.attempt + 1):
-            orphan = cell.orphans.pop((ask.request_id, number), None)
-            if orphan is not None:
-                settle.attempt_ended(cell, orphan.teller, orphan.end, now)
+        # All that its engines said, also of tries that came after the grant that a gateway names for what it let in itself.
+        for _, orphan in sorted(cell.orphans.pop(ask.request_id, {}).items()):
+            settle.attempt_ended(cell, orphan.teller, orphan.end, now)
 
     def gateway_lost(self, gateway_id: str, now: Now) -> None:
         early.leave(self.cell, gateway_id)

@@ -1,7 +1,7 @@
 """What the core wants done. The core computes, the service does: sends, ledger rows, audit rows.
 
-A send may be `held`: it leaves only after everything written in the same turn is committed. Grants of degraded answers
-are held so that the audit row exists before the first byte, acknowledgements so that nothing acknowledged is lost.
+A send may be `held`: it leaves only after everything that was written up to this turn is committed. Grants of degraded
+answers are held so that the audit row exists before the first byte, acknowledgements so that nothing acknowledged is lost.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ class Attempt:
 
 class Flight:
     """`late`: by pool in which it cannot begin in time, its wait in first-token targets. `grant` is None while it waits.
-    `held_tokens`/`held_nusd` are what the tenant's buckets hold for it. `failure`: why its last try failed, see `Retry`."""
+    `held_tokens`/`held_nusd` are what the tenant's buckets hold for it. `failure`: why its last try failed, see `Retry`.
+    `probes`: its tenant's breaker let it through to prove itself."""
 
     __slots__ = (
         "ask",
@@ -82,6 +83,7 @@ class Flight:
         "offer",
         "pool",
         "pressure",
+        "probes",
         "quote",
         "retrying",
         "rungs",
@@ -112,6 +114,7 @@ class Flight:
         self.attempts: dict[int, Attempt] = {}
         self.next_attempt = 1
         self.avoid: frozenset[str] = frozenset()
+        self.probes = False
         self.retrying = False
         self.evictions = 0
         self.failure = ""
@@ -133,6 +136,14 @@ class Flight:
     def sequences(self) -> int:
         """Sequences of the offered answer."""
         return 1 if self.offer is None else max(1, self.offer.best_of)
+
+    def learn(self, ok: bool | None, now_ns: int) -> None:
+        """Tell the tenant's breaker how it ended; None = nothing that the breaker counts."""
+        if ok is not None:
+            self.state.breaker.record(ok, now_ns)
+        elif self.probes:
+            self.state.breaker.abandon()
+        self.probes = False
 
     def take_off(self) -> None:
         """Count as running for the tenant's concurrency."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from rungway.contracts import TenantClass
 from rungway.control.admit import readmit
 from rungway.control.cell import Cell, Now
 from rungway.control.flight import Flight
-from rungway.control.pool import SIDES, Pool, Scope
+from rungway.control.pool import Pool, Scope
 from rungway.control.sides import over_share
-from rungway.policies.ladder import step
-from rungway.policies.pressure import DEGRADES_MAX, PoolSignals, pressure
+from rungway.policies.ladder import at_rest, step
+from rungway.policies.pressure import DEGRADES_MAX, QUIET, PoolSignals, pressure
 
 
 def walk(cell: Cell, now: Now) -> None:
@@ -18,10 +17,12 @@ def walk(cell: Cell, now: Now) -> None:
     for pool in cell.pools.values():
         changed = False
         signals = _signals(cell, pool, now)
-        for scope in pool.scopes:
-            value, signal = pressure(signals[scope])
+        for scope, before in pool.scopes.items():
+            value, signal = pressure(signals[scope]) if scope in signals else QUIET
             pool.pressures[scope] = (round(value, 3), signal)
-            state, transition = step(pool.scopes[scope], value, now.mono_ns, cell.platform.ladder)
+            if scope not in signals and at_rest(before):
+                continue  # most scopes, most of the time
+            state, transition = step(before, value, now.mono_ns, cell.platform.ladder)
             pool.scopes[scope] = state
             if transition is None:
                 continue
@@ -54,9 +55,9 @@ def reoffer(cell: Cell, pool: Pool, now: Now) -> None:
 
 
 def _signals(cell: Cell, pool: Pool, now: Now) -> dict[Scope, PoolSignals]:
-    """Per scope: the longest wait against its own TTFT target, of what is late only so much of it. What the whole pool
-    suffers from (KV, slots) is put on
-    the tenants over their share while there are any, else on everybody who waits."""
+    """Per scope in which somebody waits: the longest wait against its own TTFT target, of what is late only so much of it.
+    What the whole pool suffers from (KV, slots) is put on the tenants over their share while there are any, else on
+    everybody who waits."""
     over = over_share(pool, now.mono_ns) if pool.queue.depth() else frozenset()
     worst: dict[Scope, tuple[float, float, float]] = {}
     for entry in pool.queue.entries():
@@ -71,17 +72,14 @@ def _signals(cell: Cell, pool: Pool, now: Now) -> dict[Scope, PoolSignals]:
             worst[scope] = (wait_ms / target_ms, wait_ms, target_ms)
     running, slots = pool.in_flight()
     signals: dict[Scope, PoolSignals] = {}
-    for tenant_class in TenantClass:
-        for side in SIDES:
-            scope = (str(tenant_class), side)
-            _, wait_ms, target_ms = worst.get(scope, (0.0, 0.0, 1000.0))
-            shared = scope in worst and (side == "over" or not over)
-            signals[scope] = PoolSignals(
-                queue_wait_ms=wait_ms,
-                ttft_target_ms=target_ms,
-                kv_use=pool.kv_use if shared else 0.0,
-                in_flight=float(running) if shared else 0.0,
-                capacity=float(slots),
-                slo_burn=pool.slo_burn(str(tenant_class)) if shared else 0.0,
-            )
+    for scope, (_, wait_ms, target_ms) in worst.items():
+        shared = scope[1] == "over" or not over
+        signals[scope] = PoolSignals(
+            queue_wait_ms=wait_ms,
+            ttft_target_ms=target_ms,
+            kv_use=pool.kv_use if shared else 0.0,
+            in_flight=float(running) if shared else 0.0,
+            capacity=float(slots),
+            slo_burn=pool.slo_burn(scope[0]) if shared else 0.0,
+        )
     return signals

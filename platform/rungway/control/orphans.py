@@ -3,6 +3,8 @@ earlier controller did while the request ended; then the gateway's Finish, if it
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from rungway.control.cell import Cell, Now, Orphan, Stray
 from rungway.messages import AttemptAck, FinishAck
 from rungway.outcomes import Outcome
@@ -22,16 +24,13 @@ def keep_stray(cell: Cell, gateway_id: str, finish: Finish, now: Now) -> None:
 
 def sweep_orphans(cell: Cell, wait_ns: int, now: Now) -> None:
     """Close what nobody has claimed for `wait_ns`."""
-    due = {
-        key[0]
-        for key, orphan in cell.orphans.items()
-        if now.mono_ns - orphan.since_ns > wait_ns and key[0] not in cell.flights
-    }
-    ripe: dict[str, list[Orphan]] = {}
-    for key in [key for key in cell.orphans if key[0] in due]:  # all tries of a request make one row
-        ripe.setdefault(key[0], []).append(cell.orphans.pop(key))
-    for orphans in ripe.values():
-        write_orphan(cell, orphans, now)
+    due = [
+        request_id
+        for request_id, tries in cell.orphans.items()
+        if any(now.mono_ns - orphan.since_ns > wait_ns for orphan in tries.values())
+    ]
+    for request_id in due:  # all tries of a request make one row
+        write_orphan(cell, cell.orphans.pop(request_id).values(), now)
     while cell.strays:
         request_id, stray = next(iter(cell.strays.items()))
         if now.mono_ns - stray.since_ns <= 2 * wait_ns:
@@ -40,7 +39,7 @@ def sweep_orphans(cell: Cell, wait_ns: int, now: Now) -> None:
         cell.effects.held.append((stray.teller, FinishAck([request_id])))
 
 
-def write_orphan(cell: Cell, orphans: list[Orphan], now: Now) -> None:
+def write_orphan(cell: Cell, orphans: Collection[Orphan], now: Now) -> None:
     """A row from the replicas' own reports: billed is all that the last try emitted and, of earlier ones, what a client
     is known to have received."""
     ends = sorted((orphan.end for orphan in orphans), key=lambda end: end.attempt)

@@ -14,7 +14,7 @@ def refuse(cell: Cell, flight: Flight, code: Code, message: str, retry_s: int | 
     """End a request that has not been granted (or can not be retried): give back holds, tell, audit, write its row."""
     ask, state = flight.ask, flight.state
     give_back(flight, now)
-    state.breaker.abandon()
+    flight.learn(None, now.mono_ns)
     cell.flights.pop(ask.request_id, None)
     rejected: tuple[Rejected, ...] = flight.quote.rejected if flight.quote is not None else ()
     rung = max(flight.rungs.values(), default=0) if CODES[code].whose == "platform" else 0

@@ -6,7 +6,7 @@ from rungway.control.cell import FREE, Cell, Now
 from rungway.control.flight import Flight, ledger_row
 from rungway.control.line import dequeue, enqueue, give_back
 from rungway.control.refuse import refuse_retry
-from rungway.messages import Retry
+from rungway.messages import Granted, Retry
 
 EVICTED = "evicted"
 
@@ -18,6 +18,7 @@ def withdraw(cell: Cell, request_id: str, outcome: str, now: Now) -> None:
         return
     dequeue(cell, flight)
     give_back(flight, now)
+    flight.learn(None, now.mono_ns)
     del cell.flights[request_id]
     cell.effects.rows.append(ledger_row(flight, FREE, outcome, "", now.wall_ns, cell.thresholds))
     cell.remember(request_id, {})
@@ -28,6 +29,10 @@ def retry(cell: Cell, message: Retry, now: Now) -> None:
     was stopped for others costs no budget and counts as no failure."""
     flight = cell.flights.get(message.request_id)
     if flight is None or flight.finish is not None or flight.entry is not None:
+        return
+    if _answered(flight, message):
+        assert flight.grant is not None
+        cell.effects.sends.append((flight.ask.gateway_id, Granted(flight.grant)))
         return
     pool, state = cell.pools[flight.pool], flight.state
     attempt = flight.attempts.get(message.attempt)
@@ -44,6 +49,13 @@ def retry(cell: Cell, message: Retry, now: Now) -> None:
     flight.land()
     flight.enqueued_ns = now.mono_ns
     enqueue(cell, flight, now)
+
+
+def _answered(flight: Flight, message: Retry) -> bool:
+    """Whether the next try was granted already: the grant was lost with a channel, and the gateway says again what it said."""
+    newest = flight.next_attempt - 1
+    granted = flight.attempts.get(newest)
+    return message.attempt < newest and granted is not None and granted.end is None and granted.lost_ns is None
 
 
 def _another_try(cell: Cell, flight: Flight, message: Retry) -> bool:

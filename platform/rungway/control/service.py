@@ -76,6 +76,7 @@ class ControllerService:
         self.reader: LedgerReader
         self.writer: LedgerWriter
         self._held: deque[tuple[int, list[tuple[str, Message]]]] = deque()
+        self._ticket = 0  # of the last turn that had something to write
         self._durable = 0  # highest ticket known to be committed
         self._readers: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._queries = 0
@@ -167,14 +168,15 @@ class ControllerService:
                 self.metrics.count("evictions", (entry.tenant,))
         if effects.durable():
             try:
-                ticket = self.writer.put(
+                self._ticket = self.writer.put(
                     rows=effects.rows, audit=effects.audit, attempts=effects.attempts, waste=effects.waste
                 )
             except LedgerError as error:
                 self.failed = str(error)
                 return
-            if effects.held:
-                self._held.append((ticket, effects.held))
+        if effects.held and self._ticket > self._durable:
+            # Also when this turn wrote nothing: what they speak of may be in an earlier turn's rows.
+            self._held.append((self._ticket, effects.held))
         else:
             for peer, message in effects.held:
                 self._send(peer, message)

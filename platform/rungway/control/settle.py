@@ -35,28 +35,22 @@ def finished(cell: Cell, gateway_id: str, finish: Finish, now: Now) -> None:
             cell.effects.held.append((gateway_id, FinishAck([finish.request_id])))
         return
     if flight.finish is None:
-        missed = _add_missed_tries(flight, finish)
+        _add_missed_tries(flight, finish)
         flight.finish = finish
         flight.finish_ns = now.mono_ns
         if flight.entry is not None:
             dequeue(cell, flight)
         _drop_unbegun(cell, flight, finish, now)
         _learn(flight, finish, now)
-        for number in missed:
-            if (orphan := cell.orphans.pop((finish.request_id, number), None)) is not None:
-                attempt_ended(cell, orphan.teller, orphan.end, now)
-    if finish.request_id in cell.flights:
-        close_if_settled(cell, flight, now)
+    close_if_settled(cell, flight, now)
 
 
-def _add_missed_tries(flight: Flight, finish: Finish) -> list[int]:
+def _add_missed_tries(flight: Flight, finish: Finish) -> None:
     """Tries that an earlier controller granted and the gateway's hello did not name (of what it admitted from a lease it names
     the first grant). The client had them, so the row waits for their engines' ends too, or these would be nobody's."""
-    missed = [number for number in finish.delivered if number not in flight.attempts]
-    for number in missed:
+    for number in finish.delivered.keys() - flight.attempts.keys():
         attempt = flight.attempts[number] = Attempt("", 1, 0, 0, flight.band)
         attempt.released = True  # it holds nothing here
-    return missed
 
 
 def _drop_unbegun(cell: Cell, flight: Flight, finish: Finish, now: Now) -> None:
@@ -71,11 +65,11 @@ def _drop_unbegun(cell: Cell, flight: Flight, finish: Finish, now: Now) -> None:
 def _learn(flight: Flight, finish: Finish, now: Now) -> None:
     state = flight.state
     if (finish.outcome, finish.code) in _BREAKER_FAILURES:
-        state.breaker.record(False, now.mono_ns)
+        flight.learn(False, now.mono_ns)
     elif finish.outcome in _BREAKER_SUCCESSES:
-        state.breaker.record(True, now.mono_ns)
+        flight.learn(True, now.mono_ns)
     else:
-        state.breaker.abandon()
+        flight.learn(None, now.mono_ns)
     if flight.granted_ns:
         state.learn_service((now.mono_ns - flight.granted_ns) / NS_PER_S)
 
@@ -132,11 +126,12 @@ def _late_end(cell: Cell, replica_id: str, end: AttemptEnd, now: Now) -> None:
             cell.effects.waste.append((end.request_id, extra))
             delivered[end.attempt] = emitted
         return
-    if key not in cell.orphans:
+    tries = cell.orphans.setdefault(end.request_id, {})
+    if end.attempt not in tries:
         cell.effects.attempts.append(end)
-        cell.orphans[key] = Orphan(end, now.mono_ns, replica_id)
+        tries[end.attempt] = Orphan(end, now.mono_ns, replica_id)
         if len(cell.orphans) > ORPHANS_MAX:
-            write_orphan(cell, [cell.orphans.pop(key)], now)
+            write_orphan(cell, cell.orphans.pop(end.request_id).values(), now)
 
 
 def progress(cell: Cell, request_id: str, number: int, emitted: int, now: Now) -> None:
@@ -161,6 +156,7 @@ def close_if_settled(cell: Cell, flight: Flight, now: Now) -> None:
         outcome, code = flight.finish.outcome, flight.finish.code or ""
     else:
         outcome, code = Outcome.GATEWAY_LOST, ""
+        flight.learn(None, now.mono_ns)
     price = flight.grant.price if flight.grant is not None else FREE
     row = ledger_row(flight, price, outcome, code, now.wall_ns, cell.thresholds)
     _settle_holds(flight, row, now)

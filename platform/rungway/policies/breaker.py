@@ -62,6 +62,11 @@ class Breaker:
         """The state as of the last call; an open breaker whose time is over turns half-open when asked."""
         return self._state
 
+    @property
+    def probing(self) -> bool:
+        """Whether a probe is under way. Right after `allows` said yes, that call is it."""
+        return self._probe_ns is not None
+
     def ready(self, now_ns: int) -> bool:
         """Whether `allows` would say yes; takes nothing."""
         if self._state is State.CLOSED:

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable
 from enum import StrEnum
 from zlib import crc32
 
+import msgspec
+
 from rungway.contracts import CLASS_ORDER, Platform, Price, Tenant
 from rungway.leases import Lease, TenantLease
 from rungway.policies.offers import TierView, quote
@@ -65,11 +67,15 @@ class Desk:
         self._nusd: Counter[str] = Counter()
         self._places: Counter[str] = Counter()
         self._in_tier: Counter[tuple[str, str]] = Counter()
+        # Offers to those that wait for a place: with each place that is free all of them are looked at again.
+        self._offers: dict[str, Offer | None] = {}
+        self._basis: tuple[Platform, frozenset[str]] | None = None  # what they were made for: the tiers that are up
 
     def receive(self, lease: Lease, now_ns: int) -> None:
         """`now_ns`: monotonic, of this gateway; its TTL runs from here."""
         self._lease = lease
         self._until_ns = now_ns + int(lease.ttl_s * _NS_PER_S)
+        self._basis = None
         for spent in (self._tokens, self._requests, self._nusd):
             spent.clear()
         self._views = {
@@ -101,6 +107,14 @@ class Desk:
     ) -> Grant | Wait:
         """A grant of this lease, or why not. `reachable`: replicas whose channel is up. `waited_ms` of the deadline is
         spent."""
+        found = self._judge(ask, platform, reachable, now_ns, wall_ns, waited_ms)
+        if found is not Wait.NO_ROOM:
+            self._offers.pop(ask.request_id, None)
+        return found
+
+    def _judge(
+        self, ask: Ask, platform: Platform, reachable: Collection[str], now_ns: int, wall_ns: int, waited_ms: float
+    ) -> Grant | Wait:
         lease, contract = self._lease, platform.tenant(ask.tenant)
         if lease is None or now_ns >= self._until_ns:
             return Wait.NO_LEASE
@@ -148,6 +162,7 @@ class Desk:
 
     def ended(self, request_id: str) -> bool:
         """Its place is free; what it took of tokens and money stays taken. False where it held none."""
+        self._offers.pop(request_id, None)
         held = self._held.pop(request_id, None)
         if held is None:
             return False
@@ -161,8 +176,29 @@ class Desk:
     ) -> Offer | None:
         """The best offer at rung 0, if it is a full one."""
         assert self._lease is not None
+        here = frozenset(
+            view.tier for view in self._views.values() if view.max_num_seqs and view.replica_id in reachable
+        )
+        if self._basis is None or self._basis[0] is not platform or self._basis[1] != here:
+            self._basis = platform, here
+            self._offers.clear()
+        if ask.deadline_ms is not None:  # then time counts, too
+            return self._quote(ask, contract, platform, here, waited_ms)
+        if ask.request_id in self._offers:
+            offer = self._offers[ask.request_id]
+        else:
+            offer = self._quote(ask, contract, platform, here, 0.0)
+            if len(self._offers) < self.waiting_max:
+                self._offers[ask.request_id] = offer
+        if offer is None or offer.kind is not OfferKind.MODEL:
+            return offer
+        return msgspec.structs.replace(offer, time_ms=offer.time_ms + waited_ms)
+
+    def _quote(
+        self, ask: Ask, contract: Tenant, platform: Platform, here: frozenset[str], waited_ms: float
+    ) -> Offer | None:
+        assert self._lease is not None
         key = crc32((ask.session or ask.request_id).encode())
-        here = {view.tier for view in self._views.values() if view.max_num_seqs and view.replica_id in reachable}
         views = []
         for tier in platform.tiers:
             known = self._lease.pools.get(tier.name)

@@ -129,6 +129,11 @@ def step(state: LadderState, pressure: float, now_ns: int, spec: LadderSpec) -> 
     return moved, Transition(state.rung, rung, pressure, signal)
 
 
+def at_rest(state: LadderState) -> bool:
+    """On the first rung, by itself: without pressure `step` leaves it there."""
+    return state.rung == 0 and state.override is None
+
+
 def target_rung(pressure: float, spec: LadderSpec) -> int:
     """The deepest rung whose `enter` is reached; 0 when none is (or the pressure is not a number)."""
     return max((rung.index for rung in spec.rungs if rung.enter <= pressure), default=0)

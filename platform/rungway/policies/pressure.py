@@ -34,6 +34,10 @@ class PressureSignal(StrEnum):
     IN_FLIGHT = "in_flight"
 
 
+QUIET: tuple[float, str] = (0.0, PressureSignal.QUEUE_WAIT)
+"""The pressure where nobody waits."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolSignals:
     """What a pool shows. `queue_wait_ms` is how long waiting work has waited by now (oldest or p90; 0 when nobody

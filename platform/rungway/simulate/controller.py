@@ -37,7 +37,7 @@ class Watch(Protocol):
 
     def turn(self, core: Core, effects: Effects) -> None: ...
 
-    def sending(self, message: Message) -> None: ...
+    def sending(self, core: Core, message: Message) -> None: ...
 
     def restarted(self, core: Core) -> None: ...
 
@@ -55,6 +55,8 @@ class SimController:
         self.alive = False
         self.told = 0
         self.turns = 0
+        self.commit_ns = COMMIT_NS  # a fault may make the disk slow
+        self._commit_ns = 0  # when the last commit under way will be done
         self.core: Core
         self.links: dict[Link, None] = {}  # a set in order of arrival, or a seed would play differently in each process
         self._peers: dict[str, Link] = {}
@@ -68,6 +70,7 @@ class SimController:
         self.alive = True
         self._life += 1
         self._turn_due = False
+        self._commit_ns = self.loop.now_ns
         self.core = Core(self.platform, self.quality, self.loop.now())
         restore(self.core, self.disk, self.loop.now())
         self.watch.restarted(self.core)
@@ -154,7 +157,10 @@ class SimController:
             self._send(peer, message)
         if effects.durable():
             self._pending.append(effects)
-            self.loop.after(COMMIT_NS, self._committed, self._life)
+            self._commit_ns = max(self._commit_ns, self.loop.now_ns + self.commit_ns)
+            self.loop.at(self._commit_ns, self._committed, self._life)
+        elif self._pending:
+            self._pending[-1].held += effects.held
         else:
             for peer, message in effects.held:
                 self._send(peer, message)
@@ -170,5 +176,5 @@ class SimController:
     def _send(self, peer: str, message: Message) -> None:
         link = self._peers.get(peer)
         if link is not None:
-            self.watch.sending(message)
+            self.watch.sending(self.core, message)
             link.send(self, message)

@@ -19,6 +19,7 @@ class FaultKind(StrEnum):
     CUT = "cut"  # one channel is cut, for longer or shorter than heartbeats need to notice
     REPLICA = "replica"  # SIGKILL of a replica; a successor on its node reads the token log
     GATEWAY = "gateway"  # SIGKILL of a gateway; its clients are cut off
+    DISK = "disk"  # the ledger's commits take up to seconds for a while
     CONTROLLER = "controller"  # SIGKILL of the controller; the new one has the ledger and the hellos
     AWAY = "away"  # the same for longer than a channel needs to notice: gateways admit from their leases
     PARTITION = "partition"  # the controller lives, but every gateway is cut off from it for as long
@@ -73,6 +74,10 @@ def _cut(world: World, rng: Random) -> None:
     world.cut_link(rng.randrange(1 << 30), rng.choice((0.0, 0.5, 5.0)))
 
 
+def _disk(world: World, rng: Random) -> None:
+    world.slow_disk(rng.choice((50.0, 500.0, 3000.0)), rng.uniform(0.5, 5.0))
+
+
 def _replica(world: World, rng: Random) -> None:
     world.kill_replica(rng.randrange(1 << 30), rng.choice((0.2, 3.0, 15.0)))
 
@@ -104,6 +109,7 @@ def _slow(world: World, rng: Random) -> None:
 APPLY: dict[FaultKind, Callable[[World, Random], None]] = {
     FaultKind.DELAY: _delay,
     FaultKind.CUT: _cut,
+    FaultKind.DISK: _disk,
     FaultKind.REPLICA: _replica,
     FaultKind.GATEWAY: _gateway,
     FaultKind.CONTROLLER: _controller,

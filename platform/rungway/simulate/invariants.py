@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from rungway.clock import NS_PER_S
@@ -10,9 +10,9 @@ from rungway.control.cell import Cell
 from rungway.control.core import Core
 from rungway.control.effects import Effects
 from rungway.control.flight import Flight
-from rungway.messages import Granted, Message
-from rungway.outcomes import Outcome
+from rungway.messages import AttemptAck, FinishAck, Granted, Message
 from rungway.policies.desk import REASON
+from rungway.simulate import books
 from rungway.simulate.disk import Disk
 from rungway.simulate.history import History
 from rungway.simulate.loop import Loop
@@ -28,7 +28,8 @@ LOOK_EVERY_NS = NS_PER_S
 
 class Invariants:
     """`broken`: what was violated, in words. A crash of the controller makes it forget what was in flight until the
-    gateways say hello; what that may cost at most (the leases outstanding at the crash) is counted as slack."""
+    gateways say hello; what that may cost at most (the leases outstanding at the crash) is counted as slack: `money_slack` by
+    tenant. `reserved`: money that each granted request holds."""
 
     def __init__(self, loop: Loop, disk: Disk) -> None:
         self.loop, self.disk = loop, disk
@@ -40,8 +41,8 @@ class Invariants:
         # write it.
         self.unwritten = 0
         self.misnamed = 0  # rows that say gateway_lost although the gateway was only cut off and its client got all
-        self._reserved: dict[str, int] = {}
-        self._money_slack: Counter[str] = Counter()
+        self.reserved: dict[str, int] = {}
+        self.money_slack: Counter[str] = Counter()
         self._places_slack: Counter[str] = Counter()
         self._levels: dict[str, tuple[int, int]] = {}  # tenant -> (level of its request bucket, when)
         self._looked_ns = 0
@@ -73,9 +74,11 @@ class Invariants:
         flight = cell.flights.get(grant.request_id)
         if flight is None:
             return
-        self._reserved[grant.request_id] = grant.reserved_nusd
+        self.reserved[grant.request_id] = grant.reserved_nusd
         self.history.reserved(flight.ask.tenant, grant, flight.submitted_ns)
         ask, state = flight.ask, flight.state
+        if sum(not attempt.released for attempt in flight.attempts.values()) > 1:
+            self.fail(f"{ask.request_id} holds the places of several tries")
         if ask.risk is Risk.HIGH and (grant.offer.degraded or grant.offer.rung):
             self.fail(f"{ask.request_id} is high risk and was degraded: {grant.offer.degraded}")
         limit = state.contract.quotas.concurrent_requests
@@ -111,12 +114,23 @@ class Invariants:
         else:
             self._crowded_ns.pop(state.contract.name, None)
 
-    def sending(self, message: Message) -> None:
-        """A message leaves the controller now."""
-        if isinstance(message, Granted) and message.grant.offer.degraded:
-            self.checks += 1
-            if message.grant.request_id not in self.disk.downgrades:
-                self.fail(f"{message.grant.request_id} is told its downgrade before the audit row is written")
+    def sending(self, core: Core, message: Message) -> None:
+        """A message leaves the controller now: what it promises must be on disk."""
+        match message:
+            case Granted() if message.grant.offer.degraded:
+                self.checks += 1
+                if message.grant.request_id not in self.disk.downgrades:
+                    self.fail(f"{message.grant.request_id} is told its downgrade before the audit row is written")
+            case FinishAck():
+                self.checks += 1
+                for request_id in message.request_ids:
+                    if request_id in core.cell.settled and request_id not in self.disk.rows:
+                        self.fail(f"the end of {request_id} is acknowledged before its row is written")
+            case AttemptAck():
+                self.checks += 1
+                for key in message.attempts:
+                    if tuple(key) not in self.disk.ends:
+                        self.fail(f"the end of try {key} is acknowledged before it is written")
 
     # -- every second -----------------------------------------------------------------------------------------
 
@@ -186,9 +200,9 @@ class Invariants:
         while."""
         self.crashes += 1
         for row in self.history.undurable():
-            self._money_slack[row.tenant] += row.cost_nusd
+            self.money_slack[row.tenant] += row.cost_nusd
         for flight in controller.core.cell.flights.values():
-            self._money_slack[flight.ask.tenant] += max(flight.held_nusd, self._reserved.get(flight.ask.request_id, 0))
+            self.money_slack[flight.ask.tenant] += max(flight.held_nusd, self.reserved.get(flight.ask.request_id, 0))
             self._places_slack[flight.ask.tenant] += 1
 
     def restarted(self, core: Core) -> None:
@@ -210,73 +224,8 @@ class Invariants:
         for pool in cell.pools.values():
             if pool.queue.depth() or pool.held_tokens or pool.queued_tokens:
                 self.fail(f"{pool.name} still holds something at rest")
-        self._bills(world)
-        self._rows(world)
-        self._budgets(world)
+        books.close(self, world)
         self.history.final(cell, self.crashes)
-
-    def _bills(self, world: World) -> None:
-        """Request by request: billed output + waste == what engines emitted."""
-        truth: Counter[str] = Counter()
-        for replica in world.replicas.values():
-            emitted = sum(end.usage.output_tokens for end in replica.truth)
-            if emitted != replica.batch.emitted_total:
-                self.fail(f"{replica.name} emitted {replica.batch.emitted_total} tokens and owned up to {emitted}")
-            for end in replica.truth:
-                truth[end.request_id] += end.usage.output_tokens
-        for request_id in truth.keys() | self.disk.rows.keys():
-            row = self.disk.rows.get(request_id)
-            if row is None:
-                if truth[request_id]:
-                    self.fail(f"{request_id}: {truth[request_id]} tokens were emitted and there is no row")
-                continue
-            claimed = row.output_tokens + row.wasted_tokens + self.disk.waste.get(request_id, 0)
-            if claimed != truth[request_id]:
-                self.fail(
-                    f"{request_id} ({row.outcome}): billed {row.output_tokens} + wasted {claimed - row.output_tokens}, "
-                    f"engines emitted {truth[request_id]}"
-                )
-            price = row.price_output, row.price_input
-            if row.cost_nusd and not any(price):
-                self.fail(f"{request_id} costs {row.cost_nusd} at no price")
-
-    def _rows(self, world: World) -> None:
-        """One row per request of whose end a client was told by the platform."""
-        for call in world.clients.calls:
-            for request_id in call.request_ids[-1:]:
-                told = call.outcome in (Outcome.COMPLETED, Outcome.LENGTH, Outcome.CACHE_HIT, Outcome.TEMPLATE)
-                refused = call.outcome == Outcome.REFUSED and call.code != "starting"
-                row = self.disk.rows.get(request_id)
-                free = call.outcome in (Outcome.CACHE_HIT, Outcome.TEMPLATE)
-                if (free or refused) and row is None and self.crashes:
-                    self.unwritten += 1
-                elif (told or refused) and row is None:
-                    self.fail(f"{request_id} ended {call.outcome} {call.code} and has no row")
-                elif told and row is not None and row.outcome == Outcome.GATEWAY_LOST:
-                    self.misnamed += 1
-                elif told and row is not None and row.outcome != call.outcome:
-                    self.fail(f"{request_id} ended {call.outcome} at its client and {row.outcome} in the ledger")
-        for known, second in self.disk.conflicts:
-            if (known.output_tokens, known.cost_nusd) != (second.output_tokens, second.cost_nusd):
-                self.fail(
-                    f"{known.request_id} has two rows: {known.outcome} {known.cost_nusd}, "
-                    f"{second.outcome} {second.cost_nusd}"
-                )
-
-    def _budgets(self, world: World) -> None:
-        """Spent within the limit of each window that began, but for declared top-ups (an answer longer than what was reserved)."""
-        spent: Counter[str] = Counter()
-        topped: defaultdict[str, int] = defaultdict(int)
-        for row in self.disk.rows.values():
-            spent[row.tenant] += row.cost_nusd
-            reserved = self._reserved.get(row.request_id, self.history.leased_nusd.get(row.request_id, 0))
-            topped[row.tenant] += max(0, row.cost_nusd - reserved)
-        for contract in world.platform.tenants:
-            limit, name = contract.budget.nusd, contract.name
-            slack = topped[name] + self._money_slack[name] + self.history.leased_by[name]
-            begun = max(1, self.history.begun[name])
-            if limit is not None and spent[name] > begun * limit + slack:
-                self.fail(f"{name} spent {spent[name]} of {limit}, top-ups {topped[name]}, leases and crashes {slack}")
 
 
 def _left(world: World) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from random import Random
 
-from rungway.clock import NS_PER_S
+from rungway.clock import NS_PER_MS, NS_PER_S
 from rungway.contracts import Platform, Version
 from rungway.policies.quality import QualityModel, load_default
 from rungway.simulate.clients import Clients
-from rungway.simulate.controller import SimController
+from rungway.simulate.controller import COMMIT_NS, SimController
 from rungway.simulate.cost import cost_of
 from rungway.simulate.disk import Disk
 from rungway.simulate.faults import APPLY, Fault
@@ -194,6 +194,10 @@ class World:
         for gateway in self.gateways:
             if gateway.alive and gateway.uplink is not None:
                 gateway.uplink.cut(int(blocked_s * NS_PER_S))
+
+    def slow_disk(self, commit_ms: float, for_s: float) -> None:
+        self.controller.commit_ns = int(commit_ms * NS_PER_MS)
+        self.loop.after(int(for_s * NS_PER_S), setattr, self.controller, "commit_ns", COMMIT_NS)
 
     def delay_messages(self, mean_ms: float, for_s: float) -> None:
         self.wire.extra_ms = mean_ms
