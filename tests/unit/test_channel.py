@@ -423,6 +423,27 @@ async def test_stop_before_any_connection_and_twice() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+async def test_a_resolve_that_fails_while_its_client_stops_is_not_reported_as_forgotten() -> None:
+    forgotten: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: forgotten.append(context))
+    asked = asyncio.Event()
+
+    async def nowhere() -> str:
+        asked.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            raise OSError("nobody there")
+
+    client = Client("c", nowhere, SPEC, Cancel, print, lambda: None, lambda: None)
+    await client.start()
+    await asked.wait()
+    await client.stop()
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+    gc.collect()
+    assert forgotten == []
+
+
 async def test_a_host_name_is_resolved() -> None:
     server = Server("localhost", SPEC, Cancel, lambda peer, message: None, lambda peer: None)
     await server.start()
