@@ -81,8 +81,16 @@ class World:
     def now(self) -> Now:
         return Now(self.mono_ns, self.wall_ns)
 
-    def replica(self, tier: str, replica_id: str, slots: int = 4, kv_tokens: int = 100_000) -> None:
-        self.core.replica_hello(ReplicaInfo(replica_id, "", tier, f"{tier}-v1", slots, kv_tokens), self.now)
+    def replica(
+        self,
+        tier: str,
+        replica_id: str,
+        slots: int = 4,
+        kv_tokens: int = 100_000,
+        running: tuple[tuple[str, int], ...] = (),
+    ) -> None:
+        info = ReplicaInfo(replica_id, "", tier, f"{tier}-v1", slots, kv_tokens)
+        self.core.replica_hello(info, self.now, running)
 
     def report_all(self) -> None:
         for replica_id in list(self.cell.replicas):

@@ -362,6 +362,43 @@ def test_a_repeated_word_about_a_failed_try_repeats_the_grant_that_answered_it(w
     world.at_rest()
 
 
+@pytest.mark.parametrize("told_by", ["hello", "report"])
+def test_what_a_replica_that_was_only_cut_off_still_runs_fills_its_places(told_by: str) -> None:
+    world = World(tenant("acme"))
+    running = [world.submit() for _ in range(4)]
+    waiting = world.submit()
+    world.lose("small-r1")
+    listed = tuple((request, 1) for request in running)
+    world.replica("small", "small-r1", running=listed if told_by == "hello" else ())
+    if told_by == "report":
+        progress = [(request, 1, 3) for request in running]
+        world.core.report(Report("small-r1", EngineStats(0, 0, 0, 1000, 1000, 0), progress), world.now)
+    world.core.settle_turn(world.now)
+    world.take()
+    assert world.cell.pools["small"].views["small-r1"].running == 4
+    assert world.answer(waiting) is None, "the batch is full"
+    world.complete(running[0])
+    assert world.row(running[0]).output_tokens == 20 and world.grant(waiting).replica_id == "small-r1"
+    for request in [*running[1:], waiting]:
+        world.complete(request)
+    world.at_rest()
+
+
+def test_a_try_that_was_given_up_for_another_gets_no_place_back() -> None:
+    world = World(tenant("acme"))
+    world.replica("small", "small-r2")
+    request = world.submit()
+    first = world.grant(request).replica_id
+    world.lose(first)
+    world.retry(request)
+    assert world.grant(request).attempt == 2
+    world.replica("small", first, running=((request, 1),))
+    assert world.cell.pools["small"].views[first].running == 0
+    world.engine_end(request, 0, attempt=1, finish="cancelled")
+    world.complete(request)
+    world.at_rest()
+
+
 def test_a_gateway_that_stays_away_leaves_no_flight() -> None:
     world = World(tenant("acme"))
     running = [world.submit() for _ in range(4)]

@@ -177,6 +177,25 @@ async def test_a_repeated_end_is_not_acknowledged_before_the_row_of_the_first(
     assert cellar.service.reader.row("q1") is not None
 
 
+async def test_a_replica_that_was_cut_off_says_what_it_runs(cellar: Cellar) -> None:
+    cellar.report()
+    cellar.gateway.client.send(Submit(cellar.ask(1)))
+    await cellar.gateway.wait(Granted)
+    await cellar.replica.client.stop()
+    cell = cellar.service.core.cell
+    async with asyncio.timeout(WAIT_S):
+        while cell.replicas:
+            await asyncio.sleep(0.005)
+    cellar.replica = Peer(
+        "small-r1", cellar.service, ToReplica, msgspec.structs.replace(cellar.replica.hello, running=[("q1", 1)])
+    )
+    await cellar.replica.client.start()
+    async with asyncio.timeout(WAIT_S):
+        while not cell.replicas:
+            await asyncio.sleep(0.005)
+    assert cell.pools["small"].views["small-r1"].running == 1
+
+
 async def test_quotas_and_budget_survive_a_restart(tmp_path: Path) -> None:
     first = Cellar(config(tmp_path))
     await first.start()

@@ -3,22 +3,19 @@ Numbers in brackets are those of known faults of other engines that a test stand
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
 import torch
+from llguidance import LLParserLimits
 
 from engine.native_kit import GRAMMARS, ByteVocabulary, Heard, drain, make_core, random_model, run_all, work
 from engine.spec_kit import ScriptedDrafter, eager, foretold
-from engine.test_native_engine import SIZES, Ear
-from rungway.engine.compiling import GrammarLimits
-from rungway.engine.constraint import DEAD_END, INVALID
-from rungway.engine.engine import NativeEngine
+from rungway.engine import grammar
+from rungway.engine.constraint import DEAD_END
 from rungway.engine.grammar import Grammars
 from rungway.engine.protocol import Constraint, Sampling, TokenLogprob, Work
 from rungway.engine.sampler import Row, sample
@@ -239,11 +236,15 @@ def test_a_dead_end_is_a_clean_error(model: Any) -> None:
     assert scheduler.pool.free == scheduler.pool.total
 
 
-def test_a_grammar_that_outgrows_its_limits_is_a_clean_error(model: Any) -> None:
-    heard = run_all(
-        make_core(model)[0], [ask("big", Constraint("regex", "a{1000}{1000}{1000}")), ask("b", schema(POINT))]
-    )
-    assert (heard.last("big").finish, heard.last("big").error) == ("error", DEAD_END)
+def test_a_grammar_that_outgrows_its_limits_is_a_clean_error(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    core, heard = make_core(model)[0], Heard()
+    constraint = schema({"type": "array", "items": {"type": "string"}, "minItems": 1})
+    with monkeypatch.context() as patched:
+        patched.setattr(grammar, "LIMITS", LLParserLimits(step_lexer_fuel=200, verbose_errors=False))
+        heard.take(core.add(ask("big", constraint), Grammars(ByteVocabulary()).compile(constraint)))
+    heard.take(core.add(ask("b", schema(POINT)), GRAMMARS.compile(schema(POINT))))
+    drain(core, heard)
+    assert (heard.last("big").finish, heard.last("big").error) == ("error", DEAD_END) and heard.tokens("big")
     jsonschema.validate(json.loads(heard.text("b")), POINT)
 
 
@@ -256,89 +257,3 @@ def test_a_constraint_that_was_not_compiled_is_never_dropped(model: Any) -> None
 def test_ignoring_the_end_cannot_go_with_a_constraint(model: Any) -> None:
     heard = run_all(make_core(model)[0], [ask("a", schema(POINT), ignore_eos=True)])
     assert heard.last("a").finish == "error" and "ignore_eos" in (heard.last("a").error or "")
-
-
-# --- the engine with its threads
-
-
-def engine(model: Any, **limits: Any) -> NativeEngine:
-    return NativeEngine.from_module(model, ByteVocabulary(), **SIZES, grammar=GrammarLimits(**limits))
-
-
-async def test_a_bad_schema_fails_only_its_own_request(model: Any) -> None:
-    """[35] Before a token is spent."""
-    made, ear = engine(model), Ear()
-    await made.start(ear)
-    made.submit(ask("bad", schema({"not": {}})))
-    made.submit(ask("good", schema(POINT)))
-    made.submit(ask("free", None, max_tokens=5))
-    await ear.until(3)
-    ends = {delta.request_id: delta for delta in ear.deltas if delta.usage is not None}
-    assert ends["bad"].finish == "error" and (ends["bad"].error or "").startswith(
-        INVALID + "the schema's keyword 'not'"
-    )
-    assert ends["bad"].usage is not None and ends["bad"].usage.prompt_tokens == 0
-    assert ends["good"].finish == "stop" and ends["free"].finish in ("stop", "length")
-    text = "".join(delta.text for delta in ear.deltas if delta.request_id == "good")
-    jsonschema.validate(json.loads(text), POINT)
-    made.submit(ask("again", schema(POINT)))
-    await ear.until(4)
-    await made.stop()
-    assert made.check() == []
-
-
-class Gate:
-    """Holds every compilation until it is opened."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.open = threading.Event()
-        compile_ = Grammars.compile
-
-        def held(grammars: Grammars, constraint: Constraint) -> Any:
-            assert self.open.wait(60)
-            return compile_(grammars, constraint)
-
-        monkeypatch.setattr(Grammars, "compile", held)
-
-
-async def test_no_step_waits_for_a_compilation(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(monkeypatch)
-    made, ear = engine(model), Ear()
-    await made.start(ear)
-    made.submit(ask("slow", schema(POINT)))
-    made.submit(ask("free", None, max_tokens=30))
-    await ear.until(1)
-    assert {delta.request_id for delta in ear.deltas} == {"free"} and made.stats().waiting == 1
-    made.submit(ask("gone", schema(POINT)))
-    made.cancel("gone")
-    await ear.until(2)
-    assert ear.deltas[-1].request_id == "gone" and ear.deltas[-1].finish == "cancelled"
-    gate.open.set()
-    await ear.until(3)
-    assert ear.deltas[-1].request_id == "slow" and ear.deltas[-1].finish == "stop"
-    await made.stop()
-
-
-async def test_compilations_are_bounded_in_time_and_number(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(monkeypatch)
-    made, ear = engine(model, timeout_s=0.5, waiting_max=2), Ear()
-    await made.start(ear)
-    for at in range(3):
-        made.submit(ask(f"r{at}", schema(POINT)))
-    await ear.until(3)
-    errors = {delta.request_id: delta.error or "" for delta in ear.deltas}
-    assert "too many" in errors["r2"] and "takes longer" in errors["r0"] and errors["r0"].startswith(INVALID)
-    gate.open.set()
-    await asyncio.sleep(0.05)
-    assert len(ear.deltas) == 3, "a compilation that ends late has no effect"
-    await made.stop()
-
-
-async def test_stopping_ends_what_still_waits_for_its_grammar(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(monkeypatch)
-    made, ear = engine(model), Ear()
-    await made.start(ear)
-    made.submit(ask("slow", schema(POINT), sequences=2))
-    await made.stop()
-    assert [(delta.index, delta.finish) for delta in ear.deltas] == [(0, "cancelled"), (1, "cancelled")]
-    gate.open.set()

@@ -298,3 +298,30 @@ async def test_a_bug_in_the_encoder_ends_the_engine_in_words() -> None:
     assert end.finish == "error" and "KeyError" in str(end.error)
     await run.engine.stop()
     assert "step loop has died" in run.engine.check()[0]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "least", "most"),
+    [
+        ([1] * 300, 20_000, math.inf),  # they hardly tell what a token costs: no long text is called slow for it
+        ([1000] * 50, 30_000, 55_000),
+        ([1, 900, 3, 40, 500, 1000] * 20, 40_000, 60_000),
+        ([1000] * 50 + [2] * 300, 30_000, 60_000),
+    ],
+)
+def test_short_texts_do_not_make_an_engine_look_slow(sizes: list[int], least: float, most: float) -> None:
+    """A step takes 5 ms and 20 us for each token, so 50,000 tokens a second is what a long text gets."""
+
+    class Slow(Plain):
+        context, now_ns = 1000, 0
+
+        def encode(self, batch: Sequence[Piece]) -> list[bytes | Failed | None]:
+            self.now_ns += 5_000_000 + 20_000 * sum(piece.tokens for piece in batch)
+            return super().encode(batch)
+
+    encoder = Slow()
+    core = EmbedCore(encoder, max_num_batched_tokens=1000, waiting_max=10, clock_ns=lambda: encoder.now_ns)
+    for at, size in enumerate(sizes):
+        core.add(work(f"r{at}", size))
+        finished(core)
+    assert least <= core.stats().prefill_tokens_per_s <= most

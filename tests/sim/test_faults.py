@@ -19,6 +19,8 @@ from rungway.simulate.world import World
 
 NINE = "away,clock,controller,cut,delay,gateway,partition,replica,slow"  # what `all` was for the first 10,000 seeds
 STORMY = "delay:12,cut:10,replica:10,gateway:6,controller:8,clock:6,slow:6"
+CUTS = "cut:40,delay:8,slow:10"
+TEN = f"{NINE},disk"
 SLOW_DISK = "disk:20,cut:10,controller:6,partition:4"
 SECONDS = 5.0
 BATCHES, BATCH = 20, 10
@@ -33,7 +35,9 @@ KEPT = [
     (1079, STORMY, 5.0),  # the same with a restart between them
     (1809, NINE, 10.0),  # admitted from a lease, tried again, ended in a second outage: the second try had its own row
     (2160, NINE, 10.0),  # the same; the tenant's spent money was counted twice
+    (37, CUTS, 8.0),  # a replica that was only cut off ran on without places, and got as much work again
     (4009, NINE, 10.0),  # rows decided and not on disk when the controller died were no slack of the budget's check
+    (9010, TEN, 10.0),  # a world was over while rows were still on their way to a slow disk
 ]
 
 
@@ -167,6 +171,11 @@ def test_words_that_overtake_the_disk_would_be_seen(monkeypatch: pytest.MonkeyPa
     found = [what for seed in (42, 43) for what in broken(seed, SLOW_DISK, SECONDS)]
     assert any("is acknowledged before" in what for what in found)
     assert any("before the audit row" in what for what in found)
+
+
+def test_tries_without_a_place_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rungway.control.returns.runs_on", lambda *_: None)
+    assert any("holds no place there" in what for what in broken(37, CUTS, 8.0))
 
 
 def test_a_double_refill_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

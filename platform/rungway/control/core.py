@@ -98,14 +98,16 @@ class Core:
 
     # -- replicas ---------------------------------------------------------------------------------------------
 
-    def replica_hello(self, info: ReplicaInfo, now: Now) -> None:
-        """A replica registered, or registered again. Everyone learns its address."""
+    def replica_hello(self, info: ReplicaInfo, now: Now, running: Iterable[tuple[str, int]] = ()) -> None:
+        """A replica registered, or registered again with what it still runs. Everyone learns its address."""
         cell = self.cell
         pool = cell.pools.get(info.tier)
         if pool is None:
             return
         cell.replicas[info.replica_id] = info
         view = pool.add(info, now.mono_ns)
+        for request_id, number in running:
+            returns.runs_on(cell, info.replica_id, request_id, number)
         mine = [
             attempt
             for flight in cell.flights.values()
@@ -125,6 +127,7 @@ class Core:
         if report.prefixes is not None and (held := pool.prefixes.get(report.replica_id)) is not None:
             held.apply(report.prefixes.full, report.prefixes.added, report.prefixes.removed)
         for request_id, attempt, emitted in report.progress:
+            returns.runs_on(self.cell, report.replica_id, request_id, attempt)
             settle.progress(self.cell, request_id, attempt, emitted, now)
 
     def attempt_ended(self, replica_id: str, end: AttemptEnd, now: Now) -> None:

@@ -1,4 +1,5 @@
-"""Requests that come back to the queue with a part of their answer made, and those whose clients left it."""
+"""Requests that come back to the queue with a part of their answer made, those whose clients left it, and tries that come
+back with a replica that was only cut off."""
 
 from __future__ import annotations
 
@@ -49,6 +50,19 @@ def retry(cell: Cell, message: Retry, now: Now) -> None:
     flight.land()
     flight.enqueued_ns = now.mono_ns
     enqueue(cell, flight, now)
+
+
+def runs_on(cell: Cell, replica_id: str, request_id: str, number: int) -> None:
+    """A replica says that it runs a try. One that was given up with it was not lost: its gateway reads on, and it fills its
+    place again."""
+    flight = cell.flights.get(request_id)
+    attempt = flight.attempts.get(number) if flight is not None else None
+    if flight is None or attempt is None or attempt.lost_ns is None or attempt.end is not None:
+        return
+    newest = number == flight.next_attempt - 1 and flight.entry is None and flight.finish is None
+    if newest and attempt.replica_id == replica_id:
+        attempt.lost_ns, attempt.released = None, False
+        cell.pools[flight.pool].hold(attempt, flight.state)
 
 
 def _answered(flight: Flight, message: Retry) -> bool:

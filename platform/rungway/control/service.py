@@ -91,7 +91,7 @@ class ControllerService:
             Withdraw: lambda peer, m, now: self.core.withdraw(m.request_id, m.outcome, now),
             Retry: lambda peer, m, now: self.core.retry(peer, m, now),
             GatewayHello: lambda peer, m, now: self.core.gateway_hello(peer, m.flights, now),
-            ReplicaHello: lambda peer, m, now: self.core.replica_hello(m.info, now),
+            ReplicaHello: lambda peer, m, now: self.core.replica_hello(m.info, now, m.running),
             Counts: lambda peer, m, now: self.metrics.increments(m.increments),
             Query: lambda peer, m, now: self._query(peer, m),
         }

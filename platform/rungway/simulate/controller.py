@@ -87,6 +87,11 @@ class SimController:
             link.cut()
             link.server_up = False
 
+    @property
+    def writing(self) -> bool:
+        """Whether a commit is under way."""
+        return bool(self._pending)
+
     # -- messages ---------------------------------------------------------------------------------------------
 
     def up(self, link: Link) -> None:
@@ -123,7 +128,7 @@ class SimController:
             case GatewayHello():
                 core.gateway_hello(peer, message.flights, now)
             case ReplicaHello():
-                core.replica_hello(message.info, now)
+                core.replica_hello(message.info, now, message.running)
             case _:
                 raise AssertionError(f"the controller does not take {type(message).__name__}")
         if not self._turn_due:

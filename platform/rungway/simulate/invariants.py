@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rungway.clock import NS_PER_S
@@ -20,6 +21,7 @@ from rungway.types import Grant, OfferKind, Risk
 
 if TYPE_CHECKING:
     from rungway.simulate.controller import SimController
+    from rungway.simulate.replica import SimReplica
     from rungway.simulate.world import World
 
 SHOWN_MAX = 20
@@ -46,6 +48,8 @@ class Invariants:
         self._places_slack: Counter[str] = Counter()
         self._levels: dict[str, tuple[int, int]] = {}  # tenant -> (level of its request bucket, when)
         self._looked_ns = 0
+        self.replicas: Mapping[str, SimReplica] = {}  # of the world
+        self._unheld: set[tuple[str, int]] = set()  # tries that ran without a place at the last look
         self._crowded_ns: dict[str, int] = {}
 
     def fail(self, what: str) -> None:
@@ -66,6 +70,7 @@ class Invariants:
         if self.loop.now_ns - self._looked_ns >= LOOK_EVERY_NS:
             self._looked_ns = self.loop.now_ns
             self._recount(cell)
+            self._runners(cell)
             self._refills(cell)
             self.history.look(cell)
 
@@ -175,6 +180,21 @@ class Invariants:
                 if view.running != on_replica[view.replica_id]:
                     counted = on_replica[view.replica_id]
                     self.fail(f"{view.replica_id}: {view.running} sequences kept, {counted} counted")
+
+    def _runners(self, cell: Cell) -> None:
+        """What a replica of the list has reported to run fills its place, but for the moment of a message."""
+        unheld: set[tuple[str, int]] = set()
+        for name, info in cell.replicas.items():
+            for request_id, number in self.replicas[name].reported():
+                flight = cell.flights.get(request_id)
+                attempt = flight.attempts.get(number) if flight is not None else None
+                if flight is None or attempt is None or attempt.lost_ns is None or flight.finish is not None:
+                    continue
+                if flight.entry is None and number == flight.next_attempt - 1:
+                    unheld.add((request_id, number))
+                    if (request_id, number) in self._unheld:
+                        self.fail(f"{request_id} runs on {name} ({info.tier}) and holds no place there")
+        self._unheld = unheld
 
     def _refills(self, cell: Cell) -> None:
         """A request bucket gains at most its rate times the time that passed on the monotonic clock."""

@@ -208,6 +208,10 @@ class SimReplica:
                 self.owed[key] = (end, self.loop.now_ns)
                 self.link.send(self, AttemptEnded(end))
 
+    def reported(self) -> list[tuple[str, int]]:
+        """Running attempts of which the controller was told that they moved."""
+        return [key for key, open_ in self._open.items() if open_.reported and self.alive]
+
     def stats(self) -> EngineStats:
         return self.batch.stats()
 

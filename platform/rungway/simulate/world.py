@@ -53,6 +53,7 @@ class World:
         self.quality = quality or load_default()
         self.controller = SimController(self.loop, self.rng, platform, self.quality, self.disk, self.watch)
         self.replicas: dict[str, SimReplica] = {}  # by name, the dead ones among them
+        self.watch.replicas = self.replicas
         self.gateways: list[SimGateway] = []
         self.clients = Clients(self.loop, platform, self.gateways, tries_max=tries_max, backoff_s=backoff_s)
         self.sampler = Sampler(self)
@@ -88,9 +89,11 @@ class World:
         self.watch.final(self)
 
     def at_rest(self) -> bool:
-        """Nothing in flight, nothing unacknowledged, everybody alive."""
+        """Nothing in flight, nothing unacknowledged, nothing on its way to the disk, everybody alive."""
         controller = self.controller
         if self.down or not controller.alive or controller.core.cell.flights or controller.core.cell.orphans:
+            return False
+        if controller.writing:
             return False
         if any(gateway.alive and (gateway.flights or gateway.unacked) for gateway in self.gateways):
             return False

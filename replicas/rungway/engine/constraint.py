@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, regex_to_lark
 
 from rungway.engine.protocol import Constraint
 
@@ -86,8 +86,12 @@ _FORM = {
 _ONE = ("additionalProperties", "items", "additionalItems")  # each holds one schema
 _LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
-# Per mask about 7 ms for the lexer and 1 ms for the parser at worst, on the thread of the step loop.
-LIMITS = LLParserLimits(step_lexer_fuel=100_000, step_max_items=20_000, verbose_errors=False)
+# Per mask about 7 ms for the lexer and 1 ms for the parser at worst, on the thread of the step loop, as long as little text
+# is forced (guides.py). What a grammar may take at its beginning bounds how long it compiles.
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=200_000, step_lexer_fuel=100_000, step_max_items=20_000, verbose_errors=False
+)
+_OPTIONS = "%llguidance"
 _ANYTHING = {"type": "object"}
 
 
@@ -120,8 +124,12 @@ _TOOLS = msgspec.json.Decoder(Tools)
 
 
 def grammar_text(constraint: Constraint, bytes_max: int = TEXT_BYTES_MAX) -> str:
-    """The grammar in llguidance's form; not compiled. Raises ConstraintError."""
-    if len(constraint.text.encode("utf-8", "surrogatepass")) > bytes_max:
+    """The grammar in Lark's form with llguidance's additions; not compiled. Raises ConstraintError."""
+    try:
+        size = len(constraint.text.encode())
+    except UnicodeEncodeError:
+        raise ConstraintError("it holds half of a surrogate pair, which no text can") from None
+    if size > bytes_max:
         raise ConstraintError(f"it is longer than {bytes_max} bytes")
     match constraint.kind:
         case "json_schema":
@@ -129,13 +137,18 @@ def grammar_text(constraint: Constraint, bytes_max: int = TEXT_BYTES_MAX) -> str
         case "json_object":
             return "start: " + _json(_ANYTHING)
         case "regex":
-            return str(LLMatcher.grammar_from_regex(constraint.text))
+            return f"start: /{regex_to_lark(constraint.text, '')}/"
         case "choice":
             return "start: " + " | ".join(map(_literal, _choices(constraint.text)))
         case "grammar":
-            return constraint.text
+            return _lark(constraint.text)
         case "tools":
             return _tools(read_tools(constraint.text))
+
+
+def unforced(grammar: str) -> str:
+    """The same grammar, without the library's writing ahead of what can only come as it is; for a `grammar_text`."""
+    return f'{_OPTIONS} {{"no_forcing": true}}\n{grammar}'
 
 
 def check(constraint: Constraint, bytes_max: int = TEXT_BYTES_MAX) -> None:
@@ -214,6 +227,14 @@ def _literal(text: str) -> str:
     if not text:
         return '""'
     return json.dumps(text, ensure_ascii=False)
+
+
+def _lark(text: str) -> str:
+    if text.lstrip().startswith("{"):
+        raise ConstraintError("a grammar must be in Lark's form")
+    if _OPTIONS in text:
+        raise ConstraintError("a grammar must not set options of the library")
+    return text
 
 
 def _choices(text: str) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from rungway.engine.constraint import LIMITS, TEXT_BYTES_MAX, ConstraintError, check, clean, grammar_text
-from rungway.engine.guides import GrammarGuide
+from rungway.engine.constraint import LIMITS, TEXT_BYTES_MAX, ConstraintError, check, clean, grammar_text, unforced
+from rungway.engine.guides import GrammarGuide, forces_too_much
 from rungway.engine.protocol import Constraint
 from rungway.engine.tokenizer import Vocabulary
 
@@ -25,16 +26,28 @@ class Speller(Protocol):
 
 
 class Grammar:
-    """A compiled constraint; `guide` makes the state of one sequence at its beginning."""
+    """A compiled constraint; `guide` makes the state of one sequence at its beginning. Used from one thread at a time.
+    `unforced` compiles it once more, without looking ahead (guides.py): all later guides are of that kind."""
 
-    __slots__ = ("_matcher", "_words")
+    __slots__ = ("_matcher", "_plain", "_unforced", "_words")
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int, unforced: Callable[[], LLMatcher]) -> None:
         self._matcher = matcher
         self._words = -(-vocab_size // 32)
+        self._unforced = unforced
+        self._plain: LLMatcher | None = None
+        if forces_too_much(matcher):
+            self._begin_plainly()
 
     def guide(self) -> GrammarGuide:
-        return GrammarGuide(self._matcher.deep_copy(), self._words)
+        if self._plain is not None:
+            return GrammarGuide(self._plain.deep_copy(), self._words)
+        return GrammarGuide(self._matcher.deep_copy(), self._words, self._begin_plainly)
+
+    def _begin_plainly(self) -> LLMatcher:
+        if self._plain is None:
+            self._plain = self._unforced()
+        return self._plain.deep_copy()
 
 
 class Grammars:
@@ -69,16 +82,19 @@ class Grammars:
             return found
         check(constraint, self._text_bytes_max)
         text = grammar_text(constraint, self._text_bytes_max)
-        matcher = LLMatcher(self._tokens(), text, log_level=0, limits=LIMITS)
+        matcher = self._matcher(text)
         matcher.compute_bitmask()  # what a first mask costs (up to a second for a hostile expression) is spent here
         if matcher.is_error():
             raise ConstraintError(clean(matcher.get_error()))
-        grammar = Grammar(matcher, self._vocabulary.vocab_size)
+        grammar = Grammar(matcher, self._vocabulary.vocab_size, lambda: self._matcher(unforced(text)))
         with self._lock:
             self._cache[constraint] = grammar
             while len(self._cache) > self._cached_max:
                 self._cache.popitem(last=False)
         return grammar
+
+    def _matcher(self, text: str) -> LLMatcher:
+        return LLMatcher(self._tokens(), text, log_level=0, limits=LIMITS)
 
     def _tokens(self) -> LLTokenizer:
         with self._lock:

@@ -2,6 +2,7 @@
 
     decodes   fixed + row * sequences + read * (their contexts together)
     prefills  token * n + pair * ((n + READ_TOKENS) * context + n * n / 2)      for each, n tokens behind its context
+    encoding  fixed + token * tokens                                            of a step that makes vectors
 
 The context's parts are attention: it reads all keys and values before, however few the tokens are, and works on each pair of
 a token and one before it; over a long prompt that grows with the square. Were it not known apart from the rest, a share
@@ -18,7 +19,8 @@ from collections.abc import Iterable
 
 READ_TOKENS = 2  # reading the keys and values costs what attending with so many tokens does
 
-_ROWS, _READ, _CONTEXT = 16, 1024, 1024  # what is counted in these, so that costs weigh alike in what is learnt
+# What is counted in these, so that costs weigh alike in what is learnt.
+_ROWS, _READ, _CONTEXT, _TOKENS = 16, 1024, 1024, 64
 _FRESH = 0.2  # weight of a new measurement, once there are several
 _OUTLIER = 1.5  # a duration counts at most this many times what was expected: others use the machine, too
 
@@ -91,6 +93,26 @@ class PrefillCost:
         # n * each + n * n * pair / 2 = room; in this form no difference of like numbers is taken
         under = each_ns + (each_ns * each_ns + 2.0 * room_ns * pair_ns / _CONTEXT) ** 0.5
         return 2.0 * room_ns / under if under > 0.0 else float("inf")
+
+
+class EncodeCost:
+    """Learnt from steps that make vectors. A step of a few short texts is mostly its fixed cost: tokens over duration would call
+    the engine slow, and long texts with a deadline would be refused for it."""
+
+    def __init__(self) -> None:
+        self._costs = [0.0, 0.0]
+        self._times = 0
+
+    def learn(self, tokens: int, spent_ns: int) -> None:
+        parts = (1.0, tokens / _TOKENS)
+        most = _OUTLIER * _expected(self._costs, parts) if self._times else float(spent_ns)
+        self._times += 1
+        _move(self._costs, parts, min(float(spent_ns), most), max(1.0 / self._times, _FRESH))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """What each further token of a step costs, as a rate; 0 = not known."""
+        return _TOKENS * 1e9 / self._costs[1] if self._costs[1] > 0.0 else 0.0
 
 
 def _pairs(context: int, size: int) -> float:

@@ -21,6 +21,7 @@ from rungway.engine.fake_script import input_lengths
 from rungway.engine.meter import Meter
 from rungway.engine.protocol import Delta, EngineStats, EngineUsage, Work
 from rungway.engine.sequence import Group, Sequence, Status
+from rungway.engine.step_costs import EncodeCost
 from rungway.engine.validate import INPUTS_MAX
 
 
@@ -57,6 +58,7 @@ class EmbedCore:
         self._arrivals = count()
         self._tokens = 0  # of all open inputs
         self._meter = Meter(clock_ns)
+        self._cost = EncodeCost()
         self._lock = threading.Lock()
 
     @property
@@ -115,7 +117,8 @@ class EmbedCore:
             results = self._encoder.encode(pieces)
         except RuntimeError as error:
             results = [Failed(f"engine failure: {error}") for _ in batch]
-        self._meter.stop(prefilled=sum(piece.tokens for piece in pieces), decoded=0)
+        tokens = sum(piece.tokens for piece in pieces)
+        self._cost.learn(tokens, self._meter.stop(prefilled=tokens, decoded=0))
         with self._lock:
             deltas = [
                 delta
@@ -135,7 +138,7 @@ class EmbedCore:
                 kv_blocks_free=0,
                 kv_blocks_cached=0,
                 step_ms=self._meter.step_ms,
-                prefill_tokens_per_s=self._meter.prefill_tokens_per_s,
+                prefill_tokens_per_s=self._cost.tokens_per_s,
                 path=self._encoder.path,
             )
 
