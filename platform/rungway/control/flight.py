@@ -57,8 +57,8 @@ class Attempt:
 
 class Flight:
     """`late`: by pool in which it cannot begin in time, its wait in first-token targets. `grant` is None while it waits.
-    `held_tokens`/`held_nusd` are what the tenant's buckets hold for it. `failure`: why its last try failed, see `Retry`.
-    `probes`: its tenant's breaker let it through to prove itself."""
+    `held_tokens`/`held_nusd` are what the tenant's buckets hold for it; `places`: what it takes of a replica's batch. `failure`:
+    why its last try failed, see `Retry`. `probes`: its tenant's breaker let it through to prove itself."""
 
     __slots__ = (
         "ask",
@@ -81,6 +81,7 @@ class Flight:
         "late",
         "next_attempt",
         "offer",
+        "places",
         "pool",
         "pressure",
         "probes",
@@ -104,6 +105,7 @@ class Flight:
         self.first_wait_ms = 0.0
         self.quote: Quote | None = None
         self.offer: Offer | None = None
+        self.places = 1
         self.pool = ""
         self.cause = "ok"
         self.rungs: dict[str, int] = {}
