@@ -57,7 +57,7 @@ class Attempt:
 
 class Flight:
     """`late`: by pool in which it cannot begin in time, its wait in first-token targets. `grant` is None while it waits.
-    `held_tokens`/`held_nusd` are what the tenant's buckets hold for it. `failure`: why its last try failed, see `Retry`.
+    `held_tokens`/`held_nusd` are what the tenant's buckets hold for it, `lined_tokens` what it counts with while it waits. `failure`: why its last try failed, see `Retry`.
     `probes`: its tenant's breaker let it through to prove itself."""
 
     __slots__ = (
@@ -79,6 +79,7 @@ class Flight:
         "held_nusd",
         "held_tokens",
         "late",
+        "lined_tokens",
         "next_attempt",
         "offer",
         "pool",
@@ -120,6 +121,7 @@ class Flight:
         self.failure = ""
         self.running = False
         self.held_tokens = 0
+        self.lined_tokens = 0
         self.held_nusd = 0
         self.finish: Finish | None = None
         self.finish_ns = 0
