@@ -26,6 +26,7 @@ class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True):
     constraint_check_s: float = 2.0
     prefix_keys_max: int = 32
     embedding_inputs_max: int = 2048
+    completion_prompts_max: int = 128
     prompt_logprobs_max: int = 20
     prompt_logprobs_values_max: int = 65_536
 

@@ -10,6 +10,7 @@ from rungway.gateway.embeddings import read_embedding
 from rungway.gateway.read import read
 from rungway.gateway.recall import recall
 from rungway.gateway.serving import Serving
+from rungway.gateway.several import Several, serve_each
 
 
 async def serve_request(call: Call) -> None:
@@ -27,6 +28,10 @@ async def serve_request(call: Call) -> None:
         caller.require("inference")
         # read: OpenAI JSON -> Ask, with exact token counts for every tier that may serve it
         reading = await (read_embedding if call.endpoint == "embeddings" else read)(call, caller, catalogue)
+        if isinstance(reading, Several):
+            # several prompts: each goes this way by itself
+            await serve_each(call, reading, serve_request)
+            return
         # recall: the idempotency join, then the tenant's own exact cache
         memory = serving.remember(recall(gateway, reading, catalogue))
         if memory.replay is not None:

@@ -28,7 +28,7 @@ WAIT_S = 20.0
 class Plain:
     """An encoder that notes its batches; the vector of a piece is its first id, and id 13 fails."""
 
-    dimensions, context, vocab_size, path = 1, 64, 1000, "test"
+    dimensions, context, vocab_size, path, goes_by_text = 1, 64, 1000, "test", False
 
     def __init__(self) -> None:
         self.batches: list[list[Piece]] = []
@@ -146,6 +146,9 @@ def test_a_device_failure_ends_the_batch_and_the_engine_goes_on() -> None:
         (work("x", 65), "does not fit a context of 64"),
         (work("x", 4, token=1000), "outside the vocabulary"),
         (work("x", 4, token=-1), "outside the vocabulary"),
+        (work("x", 0), "no tokens"),
+        (work("x", 4, 0, 4), "no tokens"),
+        (work("x", 1, inputs=[EmbedInput([], "a text")]), "no tokens"),
         (work("x", 4, weight=0.0), "weight"),
         (work("x"), "0 sequences"),
         (work("x", 4, kind="generate"), "generates no text"),

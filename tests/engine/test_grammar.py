@@ -135,11 +135,15 @@ MALFORMED = [
     Constraint("json_schema", json.dumps({"description": "x" * 140_000})),
     Constraint("regex", "("),
     Constraint("regex", "(a)\\1"),
+    Constraint("regex", "\\"),
+    Constraint("regex", "a\\\\\\"),
     Constraint("choice", "{}"),
     Constraint("choice", "[]"),
     Constraint("choice", '["", "a"]'),
     Constraint("grammar", ""),
     Constraint("grammar", "start: missing"),
+    Constraint("grammar", "start: x\nx: x"),
+    Constraint("json_schema", '{"$ref": "#"}'),
     Constraint("grammar", "start: <|im_end|>"),
     Constraint("grammar", "start: <[999999]>"),
     Constraint("grammar", 'start: %json {"not": {}}'),
@@ -182,7 +186,8 @@ def test_what_the_kinds_take() -> None:
     )
     assert reads(Constraint("regex", "^a[0-9]{2}$"), "a12") == "complete"
     assert reads(Constraint("regex", "a[0-9]{2}"), "ba12") == "no"
-    strange = 'ü"\\\n/€'
+    assert reads(Constraint("regex", "a/\\\\"), "a/\\") == "complete"
+    strange = 'ü"\\\n/€\x00\x1f\x7f\x80\u2028🙂'
     choice = Constraint("choice", json.dumps(["yes", "yesterday", strange]))
     assert [reads(choice, text) for text in ("yes", "yesterday", strange, "no")] == [
         "fits",

@@ -109,6 +109,24 @@ async def test_stop_delivers_the_last_deltas(model: Any) -> None:
     assert sorted(delta.request_id for delta in ear.deltas if delta.usage is not None) == ["a", "b"]
 
 
+async def test_what_comes_while_it_stops_or_later_has_an_end(model: Any) -> None:
+    engine, ear = make(model), Ear()
+    await engine.start(ear)
+    engine.submit(work("running", [1] * 20, max_tokens=100))
+    stopping, sent = asyncio.create_task(engine.stop()), 0
+    while not stopping.done():
+        engine.submit(work(f"r{sent}", [1] * 20, max_tokens=100))
+        sent += 1
+        await asyncio.sleep(0.001)
+    engine.submit(work("late", [1] * 20, sequences=2))
+    await ear.until(sent + 2)
+    ends = [(delta.request_id, delta.finish) for delta in ear.deltas if delta.usage is not None]
+    assert sorted(ends) == sorted(
+        (name, "cancelled") for name in ("running", "late", *(f"r{at}" for at in range(sent)))
+    )
+    assert engine.check() == []
+
+
 async def test_a_slow_reader_does_not_lose_or_reorder(model: Any) -> None:
     """The event loop is held for longer than the engine may run ahead."""
     engine, ear = make(model), Ear()

@@ -57,6 +57,23 @@ def test_completions(client: OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == answer.choices[0].text
 
 
+def test_several_prompts(client: OpenAI, cases: CasePlatform) -> None:
+    """As one by one, with a bill for each."""
+    before = cases.usage("sdk")
+    prompts = ["once upon a time", "call me", "it was"]
+    batch = client.completions.create(model="small", prompt=prompts, max_tokens=4, n=2)
+    singles = [client.completions.create(model="small", prompt=prompt, max_tokens=4, n=2) for prompt in prompts]
+    assert [choice.index for choice in batch.choices] == list(range(6))
+    assert [choice.text for choice in batch.choices] == [choice.text for one in singles for choice in one.choices]
+    assert batch.usage is not None and (batch.usage.prompt_tokens, batch.usage.completion_tokens) == (8, 24)
+    eventually(lambda: cases.usage("sdk")["requests"] == before["requests"] + 6, "each prompt has its row")
+    after = cases.usage("sdk")
+    assert after["output_tokens"] == before["output_tokens"] + 48
+    with pytest.raises(openai.BadRequestError) as wrong:
+        client.completions.create(model="small", prompt=["a", ""])
+    assert wrong.value.param == "prompt[1]"
+
+
 def test_several_choices(client: OpenAI) -> None:
     answer = client.chat.completions.create(model="small", messages=HELLO, max_tokens=4, n=3)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]

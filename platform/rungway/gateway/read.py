@@ -24,6 +24,7 @@ from rungway.gateway.prompt_view import HIDDEN, View, view_of
 from rungway.gateway.prompts import Prompt, measure
 from rungway.gateway.sampling import TOKENS_MAX, check_bias, named_ids, sampling_of, within
 from rungway.gateway.schema import ChatBody, CompletionBody, EmbeddingBody, bad, decode_chat, decode_completion, shown
+from rungway.gateway.several import Several, several
 from rungway.gateway.turns import chat_prompt
 from rungway.outcomes import Code
 from rungway.policies.features import features
@@ -59,12 +60,16 @@ class Reading:
         return len(self.prompt) if isinstance(self.prompt, Inputs) else max(offer.n, offer.best_of, self.ask.n)
 
 
-async def read(call: Call, caller: Caller, catalogue: Catalogue) -> Reading:
+async def read(call: Call, caller: Caller, catalogue: Catalogue) -> Reading | Several:
     """Reads the body and the headers of `call`, a chat or a completion. Raises RequestError for everything that a client can do wrong, and
     ClientGone when it leaves before its body is here."""
     raw = await call.body(catalogue.gateway.body_bytes_max)
     chat = call.endpoint == "chat"
     body: ChatBody | CompletionBody = decode_chat(raw) if chat else decode_completion(raw)
+    if isinstance(body, CompletionBody):
+        prompts = several(body, raw, call.headers, catalogue.gateway)
+        if prompts is not None:
+            return prompts
     plan = plan_of(caller.tenant, body.model, catalogue, TierKind.TEXT)
     call.facts.model = plan.model
     directives = read_directives(call.headers, caller.tenant)
@@ -211,9 +216,9 @@ def _completion_prompt(body: CompletionBody) -> Prompt:
     if isinstance(given, list):
         if given and all(isinstance(element, int) for element in given):
             return Prompt(ids=[element for element in given if isinstance(element, int)])
-        if len(given) != 1:
-            raise bad("prompt", "'prompt' takes one string or one list of token ids, not several prompts")
-        only = given[0]
+        if not given:
+            raise bad("prompt", "'prompt' must not be empty")
+        (only,) = given
         if isinstance(only, list):
             if not only:
                 raise bad("prompt", "'prompt' must not be empty")

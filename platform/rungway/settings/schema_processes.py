@@ -51,6 +51,9 @@ class Gateway(Section):
     embedding_inputs_max: Count = Field(
         default=_GATEWAY.embedding_inputs_max, description="Texts in one request for embeddings."
     )
+    completion_prompts_max: Count = Field(
+        default=_GATEWAY.completion_prompts_max, description="Prompts in one completion request."
+    )
     prompt_logprobs_max: Annotated[int, rules.whole(0, 64)] = Field(
         default=_GATEWAY.prompt_logprobs_max,
         description="Alternatives that a client may ask for at each token of its prompt.",

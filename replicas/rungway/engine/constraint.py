@@ -92,6 +92,7 @@ LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000, step_lexer_fuel=100_000, step_max_items=20_000, verbose_errors=False
 )
 _OPTIONS = "%llguidance"
+_ENDLESS = "NoExtensionBias"  # the library's only word on a rule that has no end
 _ANYTHING = {"type": "object"}
 
 
@@ -137,7 +138,7 @@ def grammar_text(constraint: Constraint, bytes_max: int = TEXT_BYTES_MAX) -> str
         case "json_object":
             return "start: " + _json(_ANYTHING)
         case "regex":
-            return f"start: /{regex_to_lark(constraint.text, '')}/"
+            return f"start: /{_regex(constraint.text)}/"
         case "choice":
             return "start: " + " | ".join(map(_literal, _choices(constraint.text)))
         case "grammar":
@@ -163,6 +164,8 @@ def check(constraint: Constraint, bytes_max: int = TEXT_BYTES_MAX) -> None:
 
 def clean(message: str) -> str:
     """The library's complaint on one line, without its drawing of the place."""
+    if _ENDLESS in message:
+        return "no text that ends can fit it"
     lines = [line.strip() for line in message.splitlines() if "|" not in line and line.strip(" ^~")]
     return _NOISE.sub("", " ".join(lines))[:300] or "it does not compile"
 
@@ -224,9 +227,14 @@ def _json(schema: dict[str, Any]) -> str:
 
 
 def _literal(text: str) -> str:
-    if not text:
-        return '""'
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text)  # escapes whatever is not ASCII; and what the library's reader refuses as it is
+
+
+def _regex(text: str) -> str:
+    """Between slashes. A last backslash would take the closing one's meaning."""
+    if (len(text) - len(text.rstrip("\\"))) % 2:
+        raise ConstraintError("the expression ends in a backslash")
+    return str(regex_to_lark(text, ""))
 
 
 def _lark(text: str) -> str:

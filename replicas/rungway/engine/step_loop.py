@@ -36,11 +36,12 @@ class Steps(Protocol):
 
 
 class StepLoop(Generic[T]):
-    """`T`: a request as the core takes it. `failure`: why the loop died, None while it lives."""
+    """`T`: a request as the core takes it. `failure`: why the loop died, None while it lives and after `stop`."""
 
     def __init__(self, core: Steps, take: Callable[[T], list[Delta]], work_of: Callable[[T], Work]) -> None:
         self.failure: str | None = None
         self.stopping = False
+        self._over = False  # the worker has looked into the inbox for the last time
         self._core = core
         self._take = take
         self._work_of = work_of
@@ -76,7 +77,7 @@ class StepLoop(Generic[T]):
     def post(self, item: T | str) -> None:
         """A request, or the id of one to cancel."""
         with self._wake:
-            if self.failure is None:
+            if not self._over:
                 self._inbox.append(item)
                 self._wake.notify()
                 return
@@ -97,11 +98,9 @@ class StepLoop(Generic[T]):
             self._deliver(self._last_words(sys.exc_info()[1]))
 
     def _last_words(self, error: BaseException | None) -> list[Delta]:
-        if error is None:
-            return self._drain() + self._core.end_all()
-        failure = f"engine failure: {type(error).__name__}: {error}"
+        failure = None if error is None else f"engine failure: {type(error).__name__}: {error}"
         with self._wake:
-            self.failure = failure  # from here on `post` answers for itself
+            self.failure, self._over = failure, True  # from here on `post` answers for itself
             left, self._inbox = self._inbox, deque()
         ends = self._core.end_all(failure)
         told = {delta.request_id for delta in ends}

@@ -92,6 +92,7 @@ class BertEncoder:
         """`context`: most tokens of a text, within the model's positions. `first_token`: its vector is the text's, not
         the mean."""
         self.dimensions = shape.hidden
+        self.goes_by_text = False
         self.context = context
         self.vocab_size = shape.vocab_size
         self.path = f"torch {str(dtype).removeprefix('torch.')}"

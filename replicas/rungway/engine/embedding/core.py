@@ -166,6 +166,8 @@ class EmbedCore:
         longest = max(piece.tokens for piece in pieces)
         if longest > self._encoder.context:
             return f"an input of {longest} tokens does not fit a context of {self._encoder.context}"
+        if not (self._encoder.goes_by_text or all(piece.ids for piece in pieces)):
+            return "an input has no tokens"
         for ids, _, _ in pieces:
             if ids and not (min(ids) >= 0 and max(ids) < self._encoder.vocab_size):
                 return f"a token id is outside the vocabulary of {self._encoder.vocab_size}"

@@ -21,11 +21,13 @@ class Failed(NamedTuple):
 
 
 class Encoder(Protocol):
-    """`context`: most tokens of one input. `vocab_size`: bound of the ids. `path`: what computes it, for the stats."""
+    """`context`: most tokens of one input. `vocab_size`: bound of the ids. `goes_by_text`: it needs no ids. `path`: what computes
+    it, for the stats."""
 
     dimensions: int
     context: int
     vocab_size: int
+    goes_by_text: bool
     path: str
 
     def encode(self, batch: Sequence[Piece]) -> list[bytes | Failed | None]:

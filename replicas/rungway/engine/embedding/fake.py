@@ -27,6 +27,7 @@ class FakeEncoder:
 
     dimensions = FAKE_DIMENSIONS
     vocab_size = _VOCABULARY
+    goes_by_text = True
     path = ""
 
     def __init__(self, profile: FakeProfile, *, max_context: int, sleep: Callable[[float], None] = time.sleep) -> None:
