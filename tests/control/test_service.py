@@ -13,7 +13,7 @@ import pytest
 
 from control.harness import World, billed, platform, tenant
 from rungway.channel import Client
-from rungway.contracts import Budget, Platform, Quotas
+from rungway.contracts import Budget, Platform, Quotas, Tenant
 from rungway.control import queries, service
 from rungway.control.service import ControllerService, with_running_engines
 from rungway.engine.protocol import EngineStats
@@ -328,6 +328,45 @@ async def test_metrics_are_parsable_and_bounded(cellar: Cellar) -> None:
     )
     _, text = await cellar.query("metrics")
     assert "junk" not in text and 'tenant="other"' in text
+
+
+async def reloaded(cellar: Cellar, monkeypatch: pytest.MonkeyPatch, *tenants: Tenant) -> None:
+    loaded = msgspec.structs.replace(cellar.config, tenants=tenants, digest="new")
+    cellar.service.config_path = Path("config.yaml")
+    monkeypatch.setattr(service, "load_platform", lambda *_, **__: loaded)
+    await cellar.service.reload()
+
+
+async def test_a_budget_with_another_period_knows_what_was_spent_in_it(
+    cellar: Cellar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cellar.serve(1)
+    row = cellar.service.reader.row("q1")
+    assert row is not None and row.cost_nusd > 0
+    acme, beta = cellar.config.tenants
+    meter = cellar.service.core.cell.tenants["acme"].budget
+    meter.restore(0, service._now().wall_ns)  # as if another month had begun
+    await reloaded(cellar, monkeypatch, msgspec.structs.replace(acme, budget=Budget(nusd=5)), beta)
+    assert meter.spent == 0, "the same period: nothing is read"
+    weekly = msgspec.structs.replace(acme, budget=Budget(nusd=10_000_000_000, per="week"))
+    await reloaded(cellar, monkeypatch, weekly, beta)
+    assert meter.spent == row.cost_nusd
+    cellar.report()
+    await cellar.serve(2)
+    assert meter.spent > row.cost_nusd and meter.held == 0
+
+
+async def test_a_tenant_that_is_removed_and_comes_back_has_spent_what_it_spent(
+    cellar: Cellar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cellar.serve(1)
+    row = cellar.service.reader.row("q1")
+    assert row is not None and row.cost_nusd > 0
+    acme, beta = cellar.config.tenants
+    await reloaded(cellar, monkeypatch, beta)
+    assert "acme" not in cellar.service.core.cell.tenants
+    await reloaded(cellar, monkeypatch, acme, beta)
+    assert cellar.service.core.cell.tenants["acme"].budget.spent == row.cost_nusd
 
 
 def test_a_reload_changes_prices_and_weights_but_not_running_engines() -> None:

@@ -1,4 +1,5 @@
-"""A new controller's memory: quotas as the ledger knows them. The simulator restarts controllers through this, too."""
+"""A new controller's memory, or a new budget's: quotas as the ledger knows them. The simulator restarts controllers through
+this, too."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from rungway.clock import NS_PER_S
-from rungway.control.cell import Now
+from rungway.contracts import Platform
+from rungway.control.cell import Cell, Now
 from rungway.control.core import Core
 from rungway.control.early import restarted
+from rungway.policies.budget import window
 
 RATE_WINDOW_NS = 60 * NS_PER_S
 # Gateways and replicas ask about requests and repeat ends of the last seconds; the rest is for a wall clock that stepped.
@@ -60,3 +63,24 @@ def restore(core: Core, books: Books, now: Now) -> None:
         restarted(cell, now)
     for request_id, refused, emitted in books.settled(now.wall_ns - SETTLED_WINDOW_NS, memory):
         cell.remember(request_id, emitted, refused)
+
+
+def windows_anew(cell: Cell, loaded: Platform, now: Now) -> dict[str, int]:
+    """Tenants whose spending the meters here do not know under a configuration that is about to come into force, and when
+    their present windows began (wall ns): who is new, or comes back, and whose budget has another period."""
+    found: dict[str, int] = {}
+    for contract in loaded.tenants:
+        state, budget = cell.tenants.get(contract.name), contract.budget
+        old = state.contract.budget if state is not None else None
+        if old is None or (old.per, old.timezone) != (budget.per, budget.timezone):
+            found[contract.name] = window(budget.per, budget.timezone, now.wall_ns)[0]
+    return found
+
+
+def spent_anew(cell: Cell, spent: Mapping[str, int], known: Mapping[str, int], now: Now) -> None:
+    """The configuration is in force: `spent` is what the ledger says of those tenants, `known` what their meters said when it
+    was asked. What was settled since is added; it may be in both, for a moment's work too much is better than too little."""
+    for tenant, nusd in spent.items():
+        meter = cell.tenants[tenant].budget
+        since = max(0, meter.spent - known.get(tenant, 0))
+        meter.restore(nusd + since, now.wall_ns)

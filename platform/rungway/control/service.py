@@ -23,7 +23,7 @@ from rungway.contracts import Platform, Tier
 from rungway.control import queries
 from rungway.control.cell import Now
 from rungway.control.core import Core
-from rungway.control.restore import restore
+from rungway.control.restore import restore, spent_anew, windows_anew
 from rungway.control.session_secret import load_secret
 from rungway.errors import ChannelError, ConfigError, LedgerError, RequestError
 from rungway.ledger import LedgerReader, LedgerWriter, database_url
@@ -248,15 +248,24 @@ class ControllerService:
         return await self._loop.run_in_executor(self._pool, call)
 
     async def reload(self) -> Platform:
-        """Read the files again and put them into force. Raises ConfigError and keeps the old ones when any is wrong."""
+        """Read the files again and put them into force. Raises ConfigError, or what the ledger raises, and keeps the old ones
+        when any is wrong."""
         if self.config_path is None:
             raise ConfigError([])
         path, old = self.config_path, self.platform
         loaded = await self.in_thread(
             lambda: load_platform(path, state_dir=Path(old.state_dir), port=old.port, host=old.host)
         )
-        self.platform = loaded = with_running_engines(loaded, old)
+        loaded = with_running_engines(loaded, old)
+        tenants = self.core.cell.tenants
+        starts = windows_anew(self.core.cell, loaded, _now())
+        known = {name: tenants[name].budget.spent for name in starts if name in tenants}
+        if starts:
+            await self._written()
+        spent = await self.in_thread(lambda: {name: self.reader.spent_since(name, at) for name, at in starts.items()})
+        self.platform = loaded
         self.core.reload(loaded, _now())
+        spent_anew(self.core.cell, spent, known, _now())
         self.metrics.adopt(loaded)
         self._flush()
         return loaded
