@@ -640,3 +640,37 @@ def test_a_pool_knows_what_each_of_its_replicas_caches_until_the_replica_is_lost
     assert pool.prefixes[replica_id].leading(keys) == 1
     world.lose(replica_id)
     assert pool.prefixes == {} and pool.where == {}
+
+
+@pytest.mark.parametrize("deadline_ms", [1e-6, 9.3e12, 1e18])
+def test_no_deadline_is_too_far_away_or_too_near(deadline_ms: float) -> None:
+    world = World(tenant("acme"))
+    running = [world.submit() for _ in range(4)]
+    waiting = world.submit(deadline_ms=deadline_ms)
+    pool = world.cell.pools["small"]
+    assert (pool.late, pool.late_bands) == (0, [0, 0, 0])
+    world.complete(running[0])
+    for request in (*running[1:], waiting):
+        if isinstance(world.answer(request), Grant):
+            world.complete(request)
+    assert (pool.late, pool.late_bands) == (0, [0, 0, 0])
+    world.at_rest()
+
+
+def test_tokens_that_are_told_of_while_an_answer_waits_to_go_on_do_not_spoil_the_lines_sum() -> None:
+    """The replica's last report of a try may come after the gateway's word that it was stopped."""
+    world = World(tenant("acme"), tenant("globex"))
+    request, *others = (world.submit() for _ in range(4))
+    other = world.submit("globex")
+    grant, stats = world.grant(request), EngineStats(0, 0, 0, 1000, 1000, 0)
+    world.core.report(Report(grant.replica_id, stats, [(request, 1, 15)]), world.now)  # globex is before acme by now
+    world.retry(request, "evicted", 15)
+    flight = world.cell.flights[request]
+    assert flight.entry is not None and isinstance(world.answer(other), Grant)
+    world.core.report(Report(grant.replica_id, stats, [(request, 1, 400)]), world.now)
+    world.engine_end(request, 400, attempt=1, finish="cancelled")
+    for each in (other, *others):
+        world.complete(each)
+    world.engine_end(request, 5)
+    world.client_end(request, delivered={1: 20, 2: 5})
+    world.at_rest()

@@ -245,6 +245,28 @@ def test_band_shares_count_what_requests_cost_in_the_end() -> None:
     assert work[2] / work.total() == pytest.approx(0.1, abs=0.03)
 
 
+def test_a_tenant_whose_own_replicas_are_full_is_passed_by_entries_and_banks_no_credit() -> None:
+    """Of two kinds of replicas one is full: its entries are passed, others of the same tenant are not, and a tenant with
+    nothing else keeps up with those who are served."""
+    queue = FairQueue({"interactive": 1.0})
+    for number in range(40):
+        queue.push(entry(f"a{number}", "a", cost=10.0))
+        queue.push(entry(f"b{number}", "b", cost=10.0))
+    queue.push(entry("c-other", "c", cost=10.0))
+    queue.push(entry("c-full", "c", cost=10.0))
+
+    def judge(which: Queued) -> Verdict:
+        full = which.tenant == "a" or which.request_id == "c-full"
+        return Verdict.SKIP_ENTRY if full else Verdict.TAKE
+
+    taken = [queue.select(judge) for _ in range(20)]
+    assert [each.tenant for each in taken if each is not None].count("c") == 1
+    assert len([each for each in taken if each is not None]) == 20
+    assert abs(queue.counter("a", 0) - queue.counter("b", 0)) <= 20.0
+    first = [queue.select(lambda which: Verdict.TAKE) for _ in range(6)]
+    assert {each.tenant for each in first if each is not None} == {"a", "b", "c"}, "nobody has fallen behind"
+
+
 def test_a_stop_keeps_lower_bands_from_the_place() -> None:
     queue = FairQueue(SHARES)
     queue.push(entry("big", "a", band=0, cost=100.0))

@@ -147,7 +147,7 @@ def test_listeners_are_found_where_they_are(host: str, loopback: bool) -> None:
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found through /proc")
 def test_a_process_belongs_by_its_mark_alone() -> None:
-    code = "import time; time.sleep(60)"
+    code = "import time; time.sleep(600)"
     ours = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, processes.MARK: "mark-a"})
     strangers = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, processes.MARK: "mark-ab"})
     try:
@@ -155,12 +155,12 @@ def test_a_process_belongs_by_its_mark_alone() -> None:
             assert ours.poll() is None
         assert processes.find("mark-a") == [ours.pid]
         assert processes.end("mark-a") == []
-        assert ours.wait(10) != 0
+        assert ours.wait(60) != 0
         assert strangers.poll() is None
     finally:
         for process in (ours, strangers):
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 def test_a_state_directory_has_one_owner_at_a_time(tmp_path: Path) -> None:

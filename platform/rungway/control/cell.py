@@ -17,6 +17,7 @@ from rungway.control.flight import Flight
 from rungway.control.pool import Pool
 from rungway.control.tenant_state import TenantState
 from rungway.messages import ReplicaInfo
+from rungway.policies.ladder import clamped
 from rungway.policies.offers import permitted
 from rungway.policies.quality import QualityModel
 from rungway.policies.reserve import OutputPredictor
@@ -61,6 +62,7 @@ class Cell:
         self.effects = Effects()
         self.predictor = OutputPredictor()
         self.tenants: dict[str, TenantState] = {}
+        self.leaving: set[str] = set()  # of the tenants those that left the configuration, but still have work here
         self.pools: dict[str, Pool] = {}
         self.crowd = Crowd()
         self.flights: dict[str, Flight] = {}
@@ -94,11 +96,8 @@ class Cell:
                 )
             else:
                 state.reload(contract, platform.controller, now.mono_ns, now.wall_ns)
-        for name in self.tenants.keys() - {contract.name for contract in platform.tenants}:
-            if not self.tenants[name].running and not self.tenants[name].waiting:
-                self.crowd.forget(self.tenants.pop(name))
-                for pool in self.pools.values():
-                    pool.queue.forget(name)
+        self.leaving = self.tenants.keys() - {contract.name for contract in platform.tenants}
+        self.part()
         for tier in platform.tiers:
             if tier.name in self.pools:
                 self.pools[tier.name].adopt(tier, platform.controller)
@@ -106,7 +105,17 @@ class Cell:
                 self.pools[tier.name] = Pool(tier, platform.controller, self.crowd)
             for contract in platform.tenants:
                 self.pools[tier.name].queue.set_weight(contract.name, contract.weight)
+        for pool in self.pools.values():
+            pool.scopes = {scope: clamped(state, platform.ladder) for scope, state in pool.scopes.items()}
         self.crowd.renew()
+
+    def part(self) -> None:
+        """Let those go who left the configuration and have nothing here any more."""
+        for name in [name for name in self.leaving if not self.tenants[name].running + self.tenants[name].waiting]:
+            self.leaving.discard(name)
+            self.crowd.forget(self.tenants.pop(name))
+            for pool in self.pools.values():
+                pool.queue.forget(name)
 
     def tiers_of(self, contract: Tenant) -> frozenset[str]:
         """Tiers that a tenant may be served by: those that its models, aliases resolved, lead to."""

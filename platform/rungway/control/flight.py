@@ -57,8 +57,9 @@ class Attempt:
 
 class Flight:
     """`late`: by pool in which it cannot begin in time, its wait in first-token targets. `grant` is None while it waits.
-    `held_tokens`/`held_nusd` are what the tenant's buckets hold for it, `lined_tokens` what it counts with while it waits. `failure`: why its last try failed, see `Retry`.
-    `probes`: its tenant's breaker let it through to prove itself."""
+    `held_tokens`/`held_nusd` are what the tenant's buckets hold for it, `lined_tokens` what it counts with while it waits;
+    `places`: what it takes of a replica's batch. `failure`: why its last try failed, see `Retry`. `probes`: its tenant's
+    breaker let it through to prove itself."""
 
     __slots__ = (
         "ask",
@@ -82,6 +83,7 @@ class Flight:
         "lined_tokens",
         "next_attempt",
         "offer",
+        "places",
         "pool",
         "pressure",
         "probes",
@@ -105,6 +107,7 @@ class Flight:
         self.first_wait_ms = 0.0
         self.quote: Quote | None = None
         self.offer: Offer | None = None
+        self.places = 1
         self.pool = ""
         self.cause = "ok"
         self.rungs: dict[str, int] = {}

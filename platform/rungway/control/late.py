@@ -17,7 +17,7 @@ from rungway.control.cell import Cell, Now
 from rungway.control.flight import Flight
 from rungway.control.pool import Pool
 from rungway.control.sides import is_over
-from rungway.policies.ladder import RungName, target_rung
+from rungway.policies.ladder import smaller_tier, target_rung
 from rungway.policies.shed import draw, probability, ramp_of
 from rungway.types import Risk
 
@@ -48,8 +48,7 @@ def look(cell: Cell, flight: Flight, pool: Pool, now: Now) -> float:
 
 def own_rung(load: float, ladder: LadderSpec) -> int:
     """The rung of a late request: as deep as its own wait asks for, and never above the smaller tier."""
-    smaller = next((rung.index for rung in ladder.rungs if rung.name == RungName.SMALL_TIER), 0)
-    return max(smaller, target_rung(load, ladder))
+    return max(smaller_tier(ladder), target_rung(load, ladder))
 
 
 def latest_start_ns(cell: Cell, flight: Flight, prefill_ms: float) -> int | None:

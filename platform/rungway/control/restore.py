@@ -1,13 +1,12 @@
-"""A new controller's memory, or a new budget's: quotas as the ledger knows them. The simulator restarts controllers through
-this, too."""
+"""A new controller's memory: quotas as the ledger knows them. The simulator restarts controllers through this, too."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rungway.clock import NS_PER_S
-from rungway.contracts import Platform
+from rungway.contracts import Platform, Tenant
 from rungway.control.cell import Cell, Now
 from rungway.control.core import Core
 from rungway.control.early import restarted
@@ -31,7 +30,7 @@ class Books(Protocol):
 
     def recent(self, since_ns: int) -> Mapping[str, tuple[int, int]]: ...
 
-    def spent_since(self, tenant: str, wall_ns: int) -> int: ...
+    def spent_since(self, tenant: str, wall_ns: int, until_ns: int | None = None) -> int: ...
 
     def settled(self, since_ns: int, limit: int) -> Sequence[tuple[str, str, dict[int, int]]]: ...
 
@@ -65,22 +64,52 @@ def restore(core: Core, books: Books, now: Now) -> None:
         cell.remember(request_id, emitted, refused)
 
 
-def windows_anew(cell: Cell, loaded: Platform, now: Now) -> dict[str, int]:
-    """Tenants whose spending the meters here do not know under a configuration that is about to come into force, and when
-    their present windows began (wall ns): who is new, or comes back, and whose budget has another period."""
-    found: dict[str, int] = {}
-    for contract in loaded.tenants:
-        state, budget = cell.tenants.get(contract.name), contract.budget
-        old = state.contract.budget if state is not None else None
-        if old is None or (old.per, old.timezone) != (budget.per, budget.timezone):
-            found[contract.name] = window(budget.per, budget.timezone, now.wall_ns)[0]
+class Newcomer(NamedTuple):
+    """A tenant whose meters a reload leaves empty: it comes (and may have been here before), or its budget gets another
+    period. `metered`: what that budget's meter said as of the look; None for one that comes."""
+
+    contract: Tenant
+    metered: int | None
+
+
+class Known(NamedTuple):
+    """What the ledger knows of one: requests and tokens of the last minute, money of the present window."""
+
+    newcomer: Newcomer
+    requests: int
+    tokens: int
+    spent_nusd: int
+
+
+def newcomers(cell: Cell, platform: Platform) -> list[Newcomer]:
+    """Those that `platform` would bring."""
+    found = []
+    for contract in platform.tenants:
+        state = cell.tenants.get(contract.name)
+        if state is None or not state.budget.same_period(contract.budget):
+            found.append(Newcomer(contract, None if state is None else state.budget.spent))
     return found
 
 
-def spent_anew(cell: Cell, spent: Mapping[str, int], known: Mapping[str, int], now: Now) -> None:
-    """The configuration is in force: `spent` is what the ledger says of those tenants, `known` what their meters said when it
-    was asked. What was settled since is added; it may be in both, for a moment's work too much is better than too little."""
-    for tenant, nusd in spent.items():
-        meter = cell.tenants[tenant].budget
-        since = max(0, meter.spent - known.get(tenant, 0))
-        meter.restore(nusd + since, now.wall_ns)
+def look_up(found: Sequence[Newcomer], books: Books, now: Now) -> list[Known]:
+    """Their usage until `now`, which is when they were found; the rows until then are written. Raises what the ledger
+    raises."""
+    recent = books.recent(now.wall_ns - RATE_WINDOW_NS) if found else {}
+    known = []
+    for newcomer in found:
+        name, budget = newcomer.contract.name, newcomer.contract.budget
+        start_ns, _ = window(budget.per, budget.timezone, now.wall_ns)
+        spent = books.spent_since(name, start_ns, now.wall_ns + 1)
+        known.append(Known(newcomer, *recent.get(name, (0, 0)), spent))
+    return known
+
+
+def recall(cell: Cell, known: Sequence[Known], now: Now) -> None:
+    """After that reload. What was settled since the look comes on top."""
+    for usage in known:
+        state, metered = cell.tenants[usage.newcomer.contract.name], usage.newcomer.metered
+        if metered is None:
+            state.requests.drain(usage.requests, now.mono_ns)
+            state.tokens.drain(usage.tokens, now.mono_ns)
+        since = max(0, state.budget.spent - (metered or 0))
+        state.budget.restore(usage.spent_nusd + since, now.wall_ns)

@@ -102,7 +102,7 @@ def attempt_ended(cell: Cell, replica_id: str, end: AttemptEnd, now: Now) -> Non
     if end.finish in ("stop", "length"):
         whole = sum(each.emitted for each in flight.attempts.values())
         if whole:  # a request that only scores its prompt says nothing of how long answers are
-            cell.predictor.observe(end.billing.tenant, flight.pool, whole // max(1, attempt.sequences))
+            cell.predictor.observe(end.billing.tenant, flight.pool, whole // flight.sequences)
         breaker = pool.breakers.get(replica_id)
         if breaker is not None:
             breaker.record(True, now.mono_ns)
@@ -143,7 +143,7 @@ def progress(cell: Cell, request_id: str, number: int, emitted: int, now: Now) -
     cell.pools[flight.pool].queue.charge(flight.ask.tenant, flight.band, 2.0 * (emitted - attempt.emitted))
     attempt.emitted = emitted
     over = emitted - attempt.output_reserved
-    if over > 0:
+    if over > 0 and flight.entry is None:  # what waits counts in its line with what it held when it joined
         flight.state.tokens.take(over, now.mono_ns)
         flight.held_tokens += over
         attempt.output_reserved += over

@@ -15,12 +15,15 @@ from math import inf
 class Verdict(Enum):
     """The judge's answer about one entry.
 
-    TAKE it. SKIP: not for this pool, look at the tenant's next entry. SKIP_TENANT: its tenant is at a cap, the next
-    tenant's turn. STOP: it should run but does not fit now; nobody of its band and no lower band may have the place.
+    TAKE it. SKIP: not for this pool, look at the tenant's next entry. SKIP_ENTRY: the same for one whose own replicas are
+    full, which are kept for it; a tenant with nothing else is passed like one at a cap. SKIP_TENANT: its tenant is at a
+    cap, the next tenant's turn. STOP: it should run but does not fit now; nobody of its band and no lower band may have
+    the place.
     """
 
     TAKE = "take"
     SKIP = "skip"
+    SKIP_ENTRY = "skip_entry"
     SKIP_TENANT = "skip_tenant"
     STOP = "stop"
 
@@ -269,13 +272,14 @@ class Band:
         self.passed.clear()
         self.floor = inf
         for flow in self.ready_flows():
+            at_cap = False
             for entry in flow.line():
                 verdict = judge(entry)
-                if verdict is Verdict.TAKE:
-                    return entry, True
-                if verdict is Verdict.STOP:
-                    return entry, False
+                if verdict in (Verdict.TAKE, Verdict.STOP):
+                    return entry, verdict is Verdict.TAKE
+                at_cap = at_cap or verdict is not Verdict.SKIP
                 if verdict is Verdict.SKIP_TENANT:
-                    self.passed.append(flow)
                     break
+            if at_cap:
+                self.passed.append(flow)
         return None, False

@@ -180,6 +180,18 @@ def rung_index(spec: LadderSpec, name: str) -> int:
     raise KeyError(name)
 
 
+def smaller_tier(spec: LadderSpec) -> int:
+    """Index of the rung that gives the smaller tier; 0 when the ladder has none."""
+    return next((rung.index for rung in spec.rungs if rung.name == RungName.SMALL_TIER), 0)
+
+
+def clamped(state: LadderState, spec: LadderSpec) -> LadderState:
+    """After a reload: no deeper than the ladder goes now."""
+    deepest = len(spec.rungs) - 1
+    override = None if state.override is None else min(state.override, deepest)
+    return replace(state, rung=min(state.rung, deepest), override=override)
+
+
 def effective_rung(rung: int, tenant: Tenant, spec: LadderSpec) -> int:
     """`rung`, but never deeper than the tenant's floor."""
     return min(rung, rung_index(spec, tenant.ladder.floor)) if rung else 0

@@ -174,7 +174,7 @@ class _Judge:
         trim = terms.caps(RungName.CONTEXT_TRIM, rung)
         smaller = view.tier.rank < self.best_rank
         # A smaller tier may lack room for a prompt that the asked one holds: where that tier's rung trims, so may this.
-        fits = ask.prompt_tokens.get(view.tier.name, 0) < view.version.max_context
+        fits = ask.prompt_tokens.get(view.tier.name, 0) < view.window
         if smaller and not fits:
             trim = terms.caps(RungName.CONTEXT_TRIM, max(rung, deepest))
         offer = model_offer(

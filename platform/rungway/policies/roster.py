@@ -135,6 +135,12 @@ class Roster:
         line = self._lines[view.version]
         del line[bisect_left(line, (load_of(view, self._factor), view.replica_id, view))]
         self._count(view, -1)
+        if line:
+            here = [each for _, _, each in line]
+            slots = max(self._slots[each.replica_id] for each in here)
+            self._most[view.version] = max(1, slots), max(1, *(each.kv_tokens for each in here))
+        else:
+            del self._lines[view.version], self._most[view.version]
 
     def _count(self, view: ReplicaView, sign: int) -> None:
         slots = self._slots[view.replica_id]
@@ -144,6 +150,14 @@ class Roster:
         self.room += sign * view.kv_tokens
         self.open += sign * (view.running < slots)
         self._homes.clear()
+
+    def served(self) -> Collection[str]:
+        """Versions with a replica that is not draining."""
+        return self._lines.keys()
+
+    def most(self, version: str) -> tuple[int, int] | None:
+        """Slots and tokens of the largest replica of a version; None where it has none."""
+        return self._most.get(version)
 
     # -- the choice -------------------------------------------------------------------------------------------
 
