@@ -14,7 +14,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from browser.conftest import HOSTILE, History
 
 pytestmark = [pytest.mark.browser, pytest.mark.serve]
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 def until(browser: WebDriver, condition: Callable[[], object], what: str) -> None:

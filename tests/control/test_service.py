@@ -38,7 +38,7 @@ from rungway.messages import (
 )
 from rungway.types import Ask, AttemptEnd, Finish, Grant, Usage
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 class Peer:

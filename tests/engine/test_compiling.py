@@ -61,7 +61,7 @@ class Gate:
 
         def held(grammars: Grammars, constraint: Constraint) -> Grammar:
             if only is None or constraint == only:
-                assert self.open.wait(30)
+                assert self.open.wait(60)
             return compile_(grammars, constraint)
 
         monkeypatch.setattr(Grammars, "compile", held)

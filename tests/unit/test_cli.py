@@ -93,7 +93,7 @@ def server() -> Iterator[Server]:
     thread.start()
     yield made
     made.shutdown()
-    thread.join(5)
+    thread.join(60)
     made.server_close()
 
 

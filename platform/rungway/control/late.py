@@ -88,4 +88,4 @@ def relegate(pool: Pool, flight: Flight) -> None:
     """A request that waits among those on time is late from now on."""
     assert flight.entry is not None and not flight.entry.late
     pool.queue.relegate(flight.entry)
-    pool.lag(flight.held_tokens, flight.state, flight.band)
+    pool.lag(flight.lined_tokens, flight.state, flight.band)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from rungway.clock import NS_PER_S
 from rungway.control.admit import readmit
+from rungway.control.bill import ledger_row
 from rungway.control.cell import FREE, Cell, Now, Orphan
-from rungway.control.flight import Attempt, Flight, ledger_row
+from rungway.control.flight import Attempt, Flight
 from rungway.control.late import next_look_ns, relegate, waited_too_long
 from rungway.control.line import dequeue
 from rungway.control.orphans import ORPHANS_MAX, keep_stray, sweep_orphans, write_orphan
