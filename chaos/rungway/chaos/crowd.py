@@ -41,7 +41,9 @@ def capacity_per_s(course: Course, answer_tokens: int, seconds: float) -> float:
     start_ns = zero_ns(samples, [stream])
     tokens = tokens_between(samples, seconds / 2, seconds, start_ns)
     if not tokens:
-        raise LoadError(f"no token came between {seconds / 2:g} and {seconds:g} s of the load that measures the capacity")
+        raise LoadError(
+            f"no token came between {seconds / 2:g} and {seconds:g} s of the load that measures the capacity"
+        )
     return tokens / (seconds / 2) / answer_tokens
 
 
