@@ -111,7 +111,9 @@ class Cell:
 
     def part(self) -> None:
         """Let those go who left the configuration and have nothing here any more."""
-        for name in [name for name in self.leaving if not self.tenants[name].running + self.tenants[name].waiting]:
+        if not self.leaving:
+            return
+        for name in self.leaving - {flight.ask.tenant for flight in self.flights.values()}:
             self.leaving.discard(name)
             self.crowd.forget(self.tenants.pop(name))
             for pool in self.pools.values():
