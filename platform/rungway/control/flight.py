@@ -161,6 +161,6 @@ class Flight:
         return [a for a in self.attempts.values() if a.end is None and a.lost_ns is None]
 
     def settled(self) -> bool:
-        """Both sides have said all they will say."""
-        client_done = self.finish is not None or self.gateway_lost_ns is not None
+        """Both sides have said all they will say. Who waits to go on may still be claimed by a gateway that comes back."""
+        client_done = self.finish is not None or (self.gateway_lost_ns is not None and self.entry is None)
         return client_done and not self.open_attempts()

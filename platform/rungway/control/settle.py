@@ -227,7 +227,7 @@ def sweep(cell: Cell, now: Now) -> None:
         lost_ns = flight.gateway_lost_ns
         if lost_ns is None and flight.finish is None and flight.entry is None:
             continue  # it runs, and its gateway is there
-        if lost_ns is not None and not flight.open_attempts():
+        if lost_ns is not None and (flight.entry is not None or not flight.open_attempts()):
             if now.mono_ns - lost_ns > spec.orphan_wait_s * NS_PER_S:
                 _abandon(cell, flight, now)
         elif flight.entry is not None:
