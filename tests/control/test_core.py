@@ -384,6 +384,28 @@ def test_what_a_replica_that_was_only_cut_off_still_runs_fills_its_places(told_b
     world.at_rest()
 
 
+def test_an_engine_that_makes_more_than_expected_while_its_request_waits_again_moves_no_sum() -> None:
+    world = World(tenant("acme"), replicas=("small",))
+    running = [world.submit(output_bound=10) for _ in range(4)]
+    others = [world.submit(output_bound=10) for _ in range(2)]
+    pool, state = world.cell.pools["small"], world.cell.tenants["acme"]
+    before = pool.queued_tokens
+    world.core.retry("g1", Retry(running[0], 1, "small-r1", "evicted", 2), world.now)
+    world.core.report(Report("small-r1", EngineStats(0, 0, 0, 1000, 1000, 0), [(running[0], 1, 25)]), world.now)
+    world.take()
+    world.core.withdraw(others[0], "client_cancelled", world.now)
+    world.core.settle_turn(world.now)
+    assert world.cell.flights[running[0]].entry is None, "it goes on, before what is new"
+    world.take()
+    assert pool.queued_tokens == state.queued_tokens["small"] == sum(pool.queued_bands) == before // 2
+    for request in running[1:]:
+        world.complete(request, output=10)
+    world.engine_end(running[0], 25, attempt=1, finish="error")
+    world.complete(running[0], output=3)
+    world.complete(others[1], output=10)
+    world.at_rest()
+
+
 def test_a_try_that_was_given_up_for_another_gets_no_place_back() -> None:
     world = World(tenant("acme"))
     world.replica("small", "small-r2")

@@ -111,7 +111,9 @@ class Cell:
 
     def part(self) -> None:
         """Let those go who left the configuration and have nothing here any more."""
-        for name in [name for name in self.leaving if not self.tenants[name].running + self.tenants[name].waiting]:
+        if not self.leaving:
+            return
+        for name in self.leaving - {flight.ask.tenant for flight in self.flights.values()}:
             self.leaving.discard(name)
             self.crowd.forget(self.tenants.pop(name))
             for pool in self.pools.values():
@@ -158,5 +160,10 @@ class Cell:
 
 
 def _thresholds(spec: LadderSpec) -> dict[str, object]:
-    """What the explanation of a decision shows of the ladder."""
-    return {"enter": {rung.name: rung.enter for rung in spec.rungs}, "leave": spec.leave, "ladder": spec.digest}
+    """What the explanation of a decision shows of the ladder; `names` in the order of the rungs."""
+    return {
+        "names": [rung.name for rung in spec.rungs],
+        "enter": {rung.name: rung.enter for rung in spec.rungs},
+        "leave": spec.leave,
+        "ladder": spec.digest,
+    }

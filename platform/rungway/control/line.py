@@ -82,9 +82,10 @@ def enqueue(cell: Cell, flight: Flight, now: Now) -> None:
     if late:
         flight.entry.relegate()
     pool.queue.push(flight.entry)
-    pool.wait(flight.held_tokens, state, flight.band)
+    flight.lined_tokens = flight.held_tokens  # an engine that has not stopped yet may still raise what is held
+    pool.wait(flight.lined_tokens, state, flight.band)
     if late:
-        pool.lag(flight.held_tokens, state, flight.band)
+        pool.lag(flight.lined_tokens, state, flight.band)
 
 
 def dequeue(cell: Cell, flight: Flight) -> None:
@@ -98,5 +99,5 @@ def dequeue(cell: Cell, flight: Flight) -> None:
 
 def left_queue(pool: Pool, flight: Flight) -> None:
     assert flight.entry is not None
-    pool.unwait(flight.held_tokens, flight.state, flight.band, late=flight.entry.late)
+    pool.unwait(flight.lined_tokens, flight.state, flight.band, late=flight.entry.late)
     flight.entry = None

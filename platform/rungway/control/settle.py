@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from rungway.clock import NS_PER_S
 from rungway.control.admit import readmit
+from rungway.control.bill import ledger_row
 from rungway.control.cell import FREE, Cell, Now, Orphan
-from rungway.control.flight import Attempt, Flight, ledger_row
+from rungway.control.flight import Attempt, Flight
 from rungway.control.late import next_look_ns, relegate, waited_too_long
 from rungway.control.line import dequeue
 from rungway.control.orphans import ORPHANS_MAX, keep_stray, sweep_orphans, write_orphan
@@ -226,7 +227,7 @@ def sweep(cell: Cell, now: Now) -> None:
         lost_ns = flight.gateway_lost_ns
         if lost_ns is None and flight.finish is None and flight.entry is None:
             continue  # it runs, and its gateway is there
-        if lost_ns is not None and not flight.open_attempts():
+        if lost_ns is not None and (flight.entry is not None or not flight.open_attempts()):
             if now.mono_ns - lost_ns > spec.orphan_wait_s * NS_PER_S:
                 _abandon(cell, flight, now)
         elif flight.entry is not None:
