@@ -161,5 +161,10 @@ class Cell:
 
 
 def _thresholds(spec: LadderSpec) -> dict[str, object]:
-    """What the explanation of a decision shows of the ladder."""
-    return {"enter": {rung.name: rung.enter for rung in spec.rungs}, "leave": spec.leave, "ladder": spec.digest}
+    """What the explanation of a decision shows of the ladder; `names` in the order of the rungs."""
+    return {
+        "names": [rung.name for rung in spec.rungs],
+        "enter": {rung.name: rung.enter for rung in spec.rungs},
+        "leave": spec.leave,
+        "ladder": spec.digest,
+    }
