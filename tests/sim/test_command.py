@@ -132,11 +132,33 @@ def test_names_in_a_report_are_text(tmp_path: Path) -> None:
         ("nowhere.csv", "--config", CONFIG),
         ("--faults", "meteor"),
         ("--faults", "replica:x"),
+        ("--faults", "replica:nan"),
+        ("--faults", "replica:-1"),
+        ("--faults", "replica:1e300"),
     ],
 )
 def test_nonsense_is_refused(words: tuple[str, ...]) -> None:
     with pytest.raises(SimulationError):
         run(*words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--duration", "inf"),
+        ("--duration", "nan"),
+        ("--start", "1e300"),
+        ("--speed", "inf"),
+        ("--load", "1e300", "--tenants", "2"),
+        ("--report-ms", "inf"),
+        ("--report", "no-such-folder/report.html"),
+        ("--cost", "small"),
+        ("--cost", "=a10g-7b"),
+        ("--cost", "nowhere=a10g-7b"),
+    ],
+)
+def test_numbers_and_names_that_cannot_be_end_before_anything_is_played(trace: str, words: tuple[str, ...]) -> None:
+    assert run(trace, "--config", CONFIG, *words)[0] == 2
 
 
 def test_cost_models_and_tenants_that_do_not_exist_are_refused(trace: str) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 RANDOM_S = 10.0
 CHUNK = 25
+SECONDS_MAX, FACTOR_MAX = 31 * 86_400.0, 1e6
 NOTE_EVERY_NS = 60_000_000_000
 CLASS_COLUMNS = ("requests", "shed_ratio", "goodput_per_s", "ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50", "tpot_ms_p99")
 TENANT_COLUMNS = (
@@ -50,9 +51,11 @@ Faults = Annotated[
         help="`all`, `none`, or KIND[:PER_MINUTE],... (delay cut disk replica gateway controller away partition clock slow)."
     ),
 ]
-Duration = Annotated[float | None, typer.Option(min=0.1, help=f"Seconds to play. Random worlds: {RANDOM_S:g}.")]
-Start = Annotated[float, typer.Option(min=0, help="Begin at this second of the trace.")]
-Speed = Annotated[float, typer.Option(min=0.001, help="Compress the trace's time by this factor.")]
+Duration = Annotated[
+    float | None, typer.Option(min=0.1, max=SECONDS_MAX, help=f"Seconds to play. Random worlds: {RANDOM_S:g}.")
+]
+Start = Annotated[float, typer.Option(min=0, max=SECONDS_MAX, help="Begin at this second of the trace.")]
+Speed = Annotated[float, typer.Option(min=0.001, max=FACTOR_MAX, help="Compress the trace's time by this factor.")]
 Replicas = Annotated[int | None, typer.Option(min=1, help="Replicas per version (default: its minimum).")]
 Costs = Annotated[
     list[str] | None, typer.Option(metavar="TIER=MODEL", help="Cost model of a tier: a10g-7b, h200-8b, ...")
@@ -68,11 +71,14 @@ Tenants = Annotated[
     int | None, typer.Option(min=1, help="Copy the trace's clients until there are so many, each with its own shape.")
 ]
 LoadFactor = Annotated[
-    float, typer.Option("--load", min=0.001, help="With --tenants: all requests together over those of the trace.")
+    float,
+    typer.Option(
+        "--load", min=0.001, max=FACTOR_MAX, help="With --tenants: all requests together over those of the trace."
+    ),
 ]
 Tries = Annotated[int, typer.Option(min=1, max=10, help="Tries per request of a client that is refused.")]
 Deadlines = Annotated[bool, typer.Option("--deadlines", help="Clients send their contract's targets as deadlines.")]
-ReportMs = Annotated[float, typer.Option(min=10, help="How often a replica reports.")]
+ReportMs = Annotated[float, typer.Option(min=10, max=60_000, help="How often a replica reports.")]
 Html = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Processes, with --seeds.")]
 
@@ -110,6 +116,8 @@ def simulate(
     from rungway.simulate.summary import summary
 
     kinds = parse(faults)
+    if report is not None and not report.parent.is_dir():
+        raise fail(f"--report: there is no folder {report.parent}", 2)
     if seeds is not None:
         _many(seeds, faults, duration or RANDOM_S, jobs, as_json)
         return
@@ -117,12 +125,12 @@ def simulate(
         world = random_world(seed, kinds, duration or RANDOM_S)
         command = reproducer(seed, faults, duration or RANDOM_S)
     else:
-        costs = dict(part.partition("=")[::2] for part in cost or [])
-        crowd = _crowd(tenants, load_factor)
+        platform, crowd = load(config, None), _crowd(tenants, load_factor)
+        costs = dict(_cost(part, [tier.name for tier in platform.tiers]) for part in cost or [])
         wish = Wish(
             seed, speed, start, duration, kinds, costs, replicas, tries, context, like, report_ms, deadlines, crowd
         )
-        world = play_trace(load(config, None), trace, wish)
+        world = play_trace(platform, trace, wish)
         command = _command(trace, config, wish, faults)
     result = summary(world)
     result["command"] = command
@@ -136,6 +144,13 @@ def simulate(
         _print(result, world)
     if result["violations"]:
         raise fail(f"an invariant broke; reproduce: {command}")
+
+
+def _cost(text: str, tiers: list[str]) -> tuple[str, str]:
+    tier, _, model = text.partition("=")
+    if tier not in tiers or not model:
+        raise fail(f"--cost takes TIER=MODEL, not {text!r} (tiers: {', '.join(tiers)})", 2)
+    return tier, model
 
 
 def _crowd(tenants: int | None, load_factor: float) -> Crowd | None:

@@ -28,6 +28,7 @@ class FaultKind(StrEnum):
 
 
 PER_MINUTE_DEFAULT = 4.0
+PER_MINUTE_MAX = 6000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,15 @@ def parse(text: str) -> dict[FaultKind, float]:
     for part in text.split(","):
         name, _, rate = part.partition(":")
         try:
-            wanted[FaultKind(name)] = float(rate) if rate else PER_MINUTE_DEFAULT
+            per_minute = float(rate) if rate else PER_MINUTE_DEFAULT
+            if not 0.0 <= per_minute <= PER_MINUTE_MAX:
+                raise ValueError
+            wanted[FaultKind(name)] = per_minute
         except ValueError:
             known = ", ".join(FaultKind)
-            raise SimulationError(f"{part!r} is no fault (known: all, none, {known}; KIND:PER_MINUTE)") from None
+            raise SimulationError(
+                f"{part!r} is no fault (known: all, none, {known}; KIND:PER_MINUTE, at most {PER_MINUTE_MAX:g})"
+            ) from None
     return wanted
 
 
