@@ -14,7 +14,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from browser.conftest import HOSTILE, History
 
 pytestmark = [pytest.mark.browser, pytest.mark.serve]
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 def until(browser: WebDriver, condition: Callable[[], object], what: str) -> None:
@@ -101,6 +101,8 @@ def test_a_downgrade_leads_to_the_decision_behind_it(browser: WebDriver, history
     until(browser, lambda: text(browser, ".log .pill") == "downgrade", "one downgrade is listed")
     click(browser, ".log .more")
     shows(browser, ".detail", "large/fake-large", "small/fake-small", "Pressure at that moment")
+    rows = "return [...document.querySelectorAll('.detail tr, #view tr')].map(row => row.innerText)"
+    assert any(row.split() == ["large", "0", "override", "small_tier", "1.1"] for row in run(browser, rows))
     click(browser, ".log .id a")
     shows(browser, "#view", history.degraded_id, "small/fake-small was given at rung 4", "Audit", HOSTILE)
     assert run(browser, "return window.hacked === undefined")

@@ -384,6 +384,28 @@ def test_what_a_replica_that_was_only_cut_off_still_runs_fills_its_places(told_b
     world.at_rest()
 
 
+def test_an_engine_that_makes_more_than_expected_while_its_request_waits_again_moves_no_sum() -> None:
+    world = World(tenant("acme"), replicas=("small",))
+    running = [world.submit(output_bound=10) for _ in range(4)]
+    others = [world.submit(output_bound=10) for _ in range(2)]
+    pool, state = world.cell.pools["small"], world.cell.tenants["acme"]
+    before = pool.queued_tokens
+    world.core.retry("g1", Retry(running[0], 1, "small-r1", "evicted", 2), world.now)
+    world.core.report(Report("small-r1", EngineStats(0, 0, 0, 1000, 1000, 0), [(running[0], 1, 25)]), world.now)
+    world.take()
+    world.core.withdraw(others[0], "client_cancelled", world.now)
+    world.core.settle_turn(world.now)
+    assert world.cell.flights[running[0]].entry is None, "it goes on, before what is new"
+    world.take()
+    assert pool.queued_tokens == state.queued_tokens["small"] == sum(pool.queued_bands) == before // 2
+    for request in running[1:]:
+        world.complete(request, output=10)
+    world.engine_end(running[0], 25, attempt=1, finish="error")
+    world.complete(running[0], output=3)
+    world.complete(others[1], output=10)
+    world.at_rest()
+
+
 def test_a_try_that_was_given_up_for_another_gets_no_place_back() -> None:
     world = World(tenant("acme"))
     world.replica("small", "small-r2")
@@ -618,3 +640,37 @@ def test_a_pool_knows_what_each_of_its_replicas_caches_until_the_replica_is_lost
     assert pool.prefixes[replica_id].leading(keys) == 1
     world.lose(replica_id)
     assert pool.prefixes == {} and pool.where == {}
+
+
+@pytest.mark.parametrize("deadline_ms", [1e-6, 9.3e12, 1e18])
+def test_no_deadline_is_too_far_away_or_too_near(deadline_ms: float) -> None:
+    world = World(tenant("acme"))
+    running = [world.submit() for _ in range(4)]
+    waiting = world.submit(deadline_ms=deadline_ms)
+    pool = world.cell.pools["small"]
+    assert (pool.late, pool.late_bands) == (0, [0, 0, 0])
+    world.complete(running[0])
+    for request in (*running[1:], waiting):
+        if isinstance(world.answer(request), Grant):
+            world.complete(request)
+    assert (pool.late, pool.late_bands) == (0, [0, 0, 0])
+    world.at_rest()
+
+
+def test_tokens_that_are_told_of_while_an_answer_waits_to_go_on_do_not_spoil_the_lines_sum() -> None:
+    """The replica's last report of a try may come after the gateway's word that it was stopped."""
+    world = World(tenant("acme"), tenant("globex"))
+    request, *others = (world.submit() for _ in range(4))
+    other = world.submit("globex")
+    grant, stats = world.grant(request), EngineStats(0, 0, 0, 1000, 1000, 0)
+    world.core.report(Report(grant.replica_id, stats, [(request, 1, 15)]), world.now)  # globex is before acme by now
+    world.retry(request, "evicted", 15)
+    flight = world.cell.flights[request]
+    assert flight.entry is not None and isinstance(world.answer(other), Grant)
+    world.core.report(Report(grant.replica_id, stats, [(request, 1, 400)]), world.now)
+    world.engine_end(request, 400, attempt=1, finish="cancelled")
+    for each in (other, *others):
+        world.complete(each)
+    world.engine_end(request, 5)
+    world.client_end(request, delivered={1: 20, 2: 5})
+    world.at_rest()

@@ -38,7 +38,7 @@ from rungway.messages import (
 )
 from rungway.types import Ask, AttemptEnd, Finish, Grant, Usage
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 class Peer:
@@ -259,6 +259,40 @@ async def test_a_query_finds_what_was_settled_before_it(cellar: Cellar, monkeypa
     await cellar.gateway.wait(Refused)
     _, usage = await cellar.query("usage", who="acme", admin=False)
     assert usage["totals"]["requests"] == 4
+
+
+async def test_a_repeated_end_is_acknowledged_no_sooner_than_its_row_is_on_disk(
+    cellar: Cellar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cellar.serve(1)
+    monkeypatch.setattr(writer, "GATHER_S", 10 * WAIT_S)
+    cellar.gateway.client.send(Submit(cellar.ask(2)))
+    await cellar.gateway.wait(Granted, 2)
+    end = Finished(Finish(request_id="q2", outcome="client_cancelled"))  # never begun: its row is written at once
+    for times in (1, 2):  # each in a turn of its own, and seen by then
+        cellar.gateway.client.send(end)
+        cellar.gateway.client.send(Submit(cellar.ask(2 + times, tenant="nobody")))
+        await cellar.gateway.wait(Refused, times)
+
+    def acknowledged() -> list[str]:
+        return [name for m in cellar.gateway.seen if isinstance(m, FinishAck) for name in m.request_ids]
+
+    assert acknowledged() == ["q1"] and cellar.service.reader.row("q2") is None
+    await cellar.query("usage", who="acme", admin=False)
+    await cellar.gateway.wait(FinishAck, 3)
+    assert acknowledged() == ["q1", "q2", "q2"] and cellar.service.reader.row("q2") is not None
+
+
+async def test_a_reload_remembers_who_was_here_before(cellar: Cellar) -> None:
+    await cellar.serve(1)
+    core, whole = cellar.service.core, cellar.config
+    spent = core.cell.tenants["acme"].budget.spent
+    without = msgspec.structs.replace(whole, tenants=tuple(t for t in whole.tenants if t.name != "acme"), digest="2")
+    await cellar.service.adopt(without)
+    assert "acme" not in core.cell.tenants
+    await cellar.service.adopt(whole)
+    assert core.cell.tenants["acme"].budget.spent == spent > 0
+    assert core.cell.tenants["acme"].requests.remaining(0) == 2
 
 
 async def test_bad_arguments_are_named(cellar: Cellar) -> None:

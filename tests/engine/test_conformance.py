@@ -26,7 +26,7 @@ from rungway.engine.protocol import Constraint, Delta, Engine, EngineUsage, Samp
 from rungway.engine.tokenizer import HfTokenizer
 from rungway.replica.build import build_engine
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 BLOCK_TOKENS = 4
 
 

@@ -22,7 +22,7 @@ from rungway.engine.fake import FakeEngine
 from rungway.engine.fake_stream import FakeProfile
 from rungway.engine.protocol import Delta, EmbedInput, Sampling, Work
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Plain:

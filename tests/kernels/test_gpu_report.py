@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,6 +59,17 @@ def test_the_table_has_a_row_for_each_timing() -> None:
     assert lines[4].startswith("| rms_norm | 8192x4096+residual | 100 | copy | ")
 
 
+def test_what_is_written_is_whole_at_any_moment(tmp_path: Path) -> None:
+    """Who reads between two processes, or after a kill, finds all that was written before."""
+    out = tmp_path / "all.json"
+    out.write_text("before")
+    kept = out.open()
+    gpu_check.write(gpu_check.parsed(["--json", str(out)]), [failed("rope", "check", "ended")])
+    assert kept.read() == "before", "another file took its place"
+    assert json.loads(out.read_text())["failed"] == 1 and list(tmp_path.iterdir()) == [out]
+    kept.close()
+
+
 def test_what_a_kernel_writes_counts_as_its_result() -> None:
     kernel = KERNELS["rope_kv"]
     args = kernel.small[1].make(torch.float16)
@@ -93,9 +105,12 @@ def test_one_kernel_that_fails_leaves_the_others_and_is_counted(
     assert json.loads(out.read_text())["failed"] == 2
 
 
-def test_it_ends_in_time_and_says_what_it_did_not_reach() -> None:
+def test_it_ends_in_time_and_says_what_it_did_not_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, begun = [0.0], threading.Barrier(4, lambda: now_s.__setitem__(0, 1.0))
+    monkeypatch.setattr(gpu_check, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+
     def slow(part: str, kernel: str, seconds: float) -> list[dict[str, Any]]:
-        time.sleep(0.2)
+        begun.wait(60)  # the time is over as soon as four have begun
         return []
 
     parts = list(all_parts(list(KERNELS), slow, 0.1, tiles=True))
@@ -105,20 +120,20 @@ def test_it_ends_in_time_and_says_what_it_did_not_reach() -> None:
 
 
 def test_a_process_that_ends_badly_or_never_is_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    def behave(code: str) -> list[dict[str, Any]]:
+    def behave(code: str, limit_s: float) -> list[dict[str, Any]]:
         plain = subprocess.Popen
 
         def start(command: list[str], **more: Any) -> Any:
-            return plain([sys.executable, "-c", code], **more)
+            return plain([sys.executable, "-I", "-S", "-c", code], **more)
 
         with monkeypatch.context() as patched:
             patched.setattr(gpu_check.subprocess, "Popen", start)
-            return run_part("check", "rope", 3.0)
+            return run_part("check", "rope", limit_s)
 
     said = 'print(\'{"kernel": "rope", "kind": "check"}\\n{"kernel": "ro\', flush=True)\n'
-    crashed = behave(said + "import os; os.abort()")
+    crashed = behave(said + "import os; os.abort()", 60.0)
     assert [record["kind"] for record in crashed] == ["check", "failed"] and "ended with -6" in crashed[1]["why"]
-    hung = behave(said + "import time; time.sleep(60)")
+    hung = behave(said + "import time; time.sleep(600)", 3.0)
     assert [record["kind"] for record in hung] == ["check", "failed"] and "not done after 3 s" in hung[1]["why"]
 
 

@@ -11,8 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rungway.policies.bands import Band, Flow
+from rungway.policies.bands import Band
 from rungway.policies.fairness import FairQueue, Queued, Verdict
+from rungway.policies.flow import Flow
 
 NEVER = 1 << 62
 ROOM, INPUT_MAX, OUTPUT_MAX = 64, 24, 24

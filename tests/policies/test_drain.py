@@ -50,8 +50,28 @@ def test_a_burst_into_an_empty_pool_is_no_evidence() -> None:
     assert drain.rate() is None and drain.retry_after_s(1e9, 0) == 1
 
 
-def test_a_wait_that_ended_in_a_cancellation_does_not_make_the_pool_look_dead() -> None:
-    drain = DrainRate()
+def crowded_then_calm(drain: DrainRate) -> float:
+    """The expected wait for 1,000 tokens of a class that had a tenth of 1,000 tokens a second for half a minute and has had
+    all of them for 20 s, in which it waited for half a second now and then."""
+    now = 0
+    for _ in range(30):
+        drain.observe(100.0, now, True)
+        now += S
+    for _ in range(8):
+        drain.observe(250.0, now + 2 * S, True)
+        now += 5 * S // 2
+        drain.observe(500.0, now, False)
+    return drain.wait_s(1000.0, now)
+
+
+def test_what_a_crowd_did_to_a_class_goes_with_the_crowd() -> None:
+    assert crowded_then_calm(DrainRate(memory_s=10.0, fades=True)) < 2.0
+    assert crowded_then_calm(DrainRate()) > 3.5
+
+
+@pytest.mark.parametrize("fades", [False, True])
+def test_a_wait_that_ended_in_a_cancellation_does_not_make_the_pool_look_dead(fades: bool) -> None:
+    drain = DrainRate(fades=fades)
     now = 0
     for _ in range(600):
         drain.observe(100.0, now, True)

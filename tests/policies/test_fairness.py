@@ -26,6 +26,7 @@ from policies.fair_server import (
 )
 from rungway.policies.bands import Band
 from rungway.policies.fairness import FairQueue, Queued, Verdict
+from rungway.policies.locality import Local
 
 EXAMPLES = 300
 
@@ -96,6 +97,25 @@ def test_weights_are_shares() -> None:
     saturate(server, weights, 6000)
     per_weight = [server.service[name] / weight for name, weight in weights.items()]
     assert max(per_weight) / min(per_weight) < 1.02
+
+
+@pytest.mark.parametrize("local", [None, Local(50.0, lambda which: 0)])
+@pytest.mark.parametrize("served", [0.0, 1e9, 1e18])
+def test_shares_are_exact_however_much_was_served_before(served: float, local: Local | None) -> None:
+    """A float of 10^18 does not notice a charge of 3 any more."""
+    queue, taken = FairQueue({"interactive": 1.0}), Counter[str]()
+    queue.set_weight("old", 1.0)
+    queue.charge("old", 0, served)
+    for tenant, weight in (("old", 1.0), ("a", 1.0), ("b", 4.0)):
+        for number in range(1000):
+            queue.push(entry(f"{tenant}{number}", tenant, weight=weight, cost=3.0))
+    for _ in range(900):
+        one = queue.select(lambda which: Verdict.TAKE, local)
+        assert one is not None
+        taken[one.tenant] += 1
+        queue.charge(one.tenant, 0, 1.5)
+    for tenant, part in (("old", 150), ("a", 150), ("b", 600)):
+        assert taken[tenant] == pytest.approx(part, abs=20)
 
 
 def test_a_changed_weight_counts_from_then_on() -> None:
@@ -243,6 +263,28 @@ def test_band_shares_count_what_requests_cost_in_the_end() -> None:
         if turn >= 3000:
             work[taken.band] += int(10 + output)
     assert work[2] / work.total() == pytest.approx(0.1, abs=0.03)
+
+
+def test_a_tenant_whose_own_replicas_are_full_is_passed_by_entries_and_banks_no_credit() -> None:
+    """Of two kinds of replicas one is full: its entries are passed, others of the same tenant are not, and a tenant with
+    nothing else keeps up with those who are served."""
+    queue = FairQueue({"interactive": 1.0})
+    for number in range(40):
+        queue.push(entry(f"a{number}", "a", cost=10.0))
+        queue.push(entry(f"b{number}", "b", cost=10.0))
+    queue.push(entry("c-other", "c", cost=10.0))
+    queue.push(entry("c-full", "c", cost=10.0))
+
+    def judge(which: Queued) -> Verdict:
+        full = which.tenant == "a" or which.request_id == "c-full"
+        return Verdict.SKIP_ENTRY if full else Verdict.TAKE
+
+    taken = [queue.select(judge) for _ in range(20)]
+    assert [each.tenant for each in taken if each is not None].count("c") == 1
+    assert len([each for each in taken if each is not None]) == 20
+    assert abs(queue.counter("a", 0) - queue.counter("b", 0)) <= 20.0
+    first = [queue.select(lambda which: Verdict.TAKE) for _ in range(6)]
+    assert {each.tenant for each in first if each is not None} == {"a", "b", "c"}, "nobody has fallen behind"
 
 
 def test_a_stop_keeps_lower_bands_from_the_place() -> None:

@@ -6,6 +6,7 @@ import math
 from itertools import pairwise, product
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from hypothesis import given
@@ -25,7 +26,6 @@ from rungway.policies.ladder import (
     clear_override,
     diagram,
     effective_rung,
-    rung_index,
     set_override,
     step,
     target_rung,
@@ -205,9 +205,13 @@ def test_effective_rung_is_capped_at_the_floor() -> None:
     for floor in RungName:
         contract = tenant(floor=floor)
         for rung in range(8):
-            assert effective_rung(rung, contract, SPEC) == min(rung, rung_index(SPEC, floor))
-    with pytest.raises(KeyError):
-        rung_index(SPEC, "huge")
+            assert effective_rung(rung, contract, SPEC) == min(rung, list(RungName).index(floor))
+
+
+def test_a_floor_that_the_ladder_does_not_have_lets_nothing_through() -> None:
+    short = msgspec.structs.replace(SPEC, rungs=SPEC.rungs[:3])
+    assert [effective_rung(rung, tenant(floor=RungName.DEFER), short) for rung in range(3)] == [0, 0, 0]
+    assert [effective_rung(rung, tenant(floor=short.rungs[2].name), short) for rung in range(3)] == [0, 1, 2]
 
 
 def test_the_documented_diagram_and_caps_are_current() -> None:

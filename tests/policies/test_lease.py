@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rungway.contracts import Isolation, Platform
 from rungway.leases import Lease, LeaseSpec, PoolLease, ReplicaLease, TenantLease
+from rungway.policies import desk as desk_module
 from rungway.policies.desk import Desk, Wait
 from rungway.policies.lease import Piece, ReplicaFree, TenantFree, replica_lease, tenant_lease
 from rungway.simulate import scenario
@@ -169,6 +170,63 @@ def test_places_come_back_and_tokens_do_not() -> None:
     assert isinstance(why(found, ask(4)), Grant)
     found.ended("q4")
     assert why(found, ask(5)) is Wait.SPENT
+
+
+@pytest.fixture
+def quotes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Of which requests offers were made."""
+    made: list[str] = []
+    quote = desk_module.quote
+
+    def counted(wanted: Ask, *rest: Any, **more: Any) -> Any:
+        made.append(wanted.request_id)
+        return quote(wanted, *rest, **more)
+
+    monkeypatch.setattr(desk_module, "quote", counted)
+    return made
+
+
+def test_who_waits_for_a_place_is_offered_once_what_a_newcomer_would_be(quotes: list[str]) -> None:
+    platform = setting()
+    found = desk(lease(PART, slots=1))
+    assert isinstance(why(found, ask(1), platform), Grant)
+    assert [why(found, ask(2), platform, waited_ms=100.0 * look) for look in range(5)] == [Wait.NO_ROOM] * 5
+    found.ended("q1")
+    grant = why(found, ask(2), platform, waited_ms=700.0)
+    assert quotes == ["q1", "q2"]
+    assert isinstance(grant, Grant)
+    newcomer = why(desk(lease(PART, slots=1)), ask(2), platform, waited_ms=700.0)
+    assert isinstance(newcomer, Grant) and grant.offer == newcomer.offer and grant.queue_wait_ms == 700.0
+
+
+@pytest.mark.parametrize("news", ["lease", "platform", "tiers", "deadline", "ended"])
+def test_an_offer_is_made_anew_when_what_it_rests_on_is(news: str, quotes: list[str]) -> None:
+    platform, reachable = setting(), REACHED
+    wanted = ask(2, deadline_ms=60_000.0) if news == "deadline" else ask(2)
+    found = desk(lease(PART, slots=1))
+    why(found, ask(1), platform)
+    assert why(found, wanted, platform) is Wait.NO_ROOM
+    if news == "lease":
+        found.receive(lease(PART, slots=1), 0)
+        assert isinstance(why(found, ask(3), platform), Grant)
+    elif news == "platform":
+        platform = setting(weight=2.0)
+    elif news == "tiers":
+        reachable = REACHED[:1]
+    elif news == "ended":
+        found.ended("q2")
+    assert why(found, wanted, platform, reachable=reachable) is Wait.NO_ROOM
+    assert quotes.count("q2") == 2
+
+
+def test_no_more_offers_are_kept_than_may_wait(quotes: list[str]) -> None:
+    platform = setting()
+    found = desk(msgspec.structs.replace(lease(PART, slots=1), waiting_max=3))
+    why(found, ask(1), platform)
+    for _ in range(2):
+        for number in range(2, 8):
+            assert why(found, ask(number), platform) is Wait.NO_ROOM
+    assert [quotes.count(f"q{number}") for number in range(2, 8)] == [1, 1, 1, 2, 2, 2]
 
 
 def test_what_runs_already_fills_places() -> None:

@@ -22,8 +22,9 @@ from policies.fair_server import (
 )
 from policies.local_server import Document, LocalServer, random_run
 from rungway.policies import locality
-from rungway.policies.bands import Band, Flow
+from rungway.policies.bands import Band
 from rungway.policies.fairness import FairQueue, Queued, Verdict
+from rungway.policies.flow import Flow
 from rungway.policies.locality import PASSES_MAX, Local
 
 QUANTUM = 32.0

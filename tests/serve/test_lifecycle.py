@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import stat
 import time
@@ -46,7 +47,7 @@ def answers(platform: PlatformProcess) -> bool:
 
 
 def test_it_is_ready_when_it_says_so(platform: PlatformProcess) -> None:
-    assert httpx.get(f"{platform.url}/readyz").status_code == 200
+    assert httpx.get(f"{platform.url}/readyz", timeout=WAIT_S).status_code == 200
     assert answers(platform)
 
 
@@ -57,6 +58,13 @@ def test_ready_file_names_url_pid_and_keys_and_is_private(platform: PlatformProc
     assert ready["pid"] == platform.pid
     assert set(ready["keys"]) == {"acme", "globex", "admin"}
     assert stat.S_IMODE(platform.ready_file.stat().st_mode) == 0o600
+
+
+def test_no_process_gives_way_to_what_else_runs_on_the_machine(platform: PlatformProcess) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, platform.pid)
+    names = {processes.name_of(pid): os.getpriority(os.PRIO_PROCESS, pid) for pid in platform.members()}
+    assert any("rungway:Controller" in name for name in names)
+    assert {name: nice for name, nice in names.items() if nice > own} == {}
 
 
 def test_keys_are_printed_once_and_kept_only_as_hashes(platform: PlatformProcess) -> None:

@@ -137,6 +137,19 @@ def test_a_leak_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any_broken(range(4), "none")
 
 
+@pytest.mark.parametrize("forgotten", ["lag", "unwait"])
+def test_a_sum_of_the_queue_that_drifts_would_be_seen(forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rungway.control.holdings import Holdings
+
+    change = getattr(Holdings, forgotten)
+
+    def drifting(self: Holdings, tokens: int, *rest: Any, **more: Any) -> None:
+        change(self, max(0, tokens - 1), *rest, **more)
+
+    monkeypatch.setattr(Holdings, forgotten, drifting)
+    assert any("kept as" in what for what in any_broken(range(8, 14), "slow:20"))
+
+
 def test_a_grant_before_its_audit_row_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is held for the commit is sent at once instead."""
     from rungway.simulate.controller import SimController

@@ -14,7 +14,7 @@ from rungway.simulate.world import World
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    return random_world(47, parse("delay:12,replica:20,controller:8,gateway:6"), 6.0)
+    return random_world(48, parse("delay:12,replica:20,controller:8,gateway:6"), 6.0)
 
 
 @pytest.fixture

@@ -80,6 +80,75 @@ def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path, text: str) -> N
     assert "\n" not in str(refused.value) and "t.csv" in str(refused.value)
 
 
+AZURE_HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+MOONCAKE_ROW = '{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": []}\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TENANTS.splitlines()[0] + "\n0,a\n",
+        *(
+            TENANTS.splitlines()[0] + f"\n0,a,1,1\n{row}\n"
+            for row in (
+                "nan,a,1,1",
+                "inf,a,1,1",
+                "-1,a,1,1",
+                "1e300,a,1,1",
+                "1e8,a,1,1",
+                "0,,1,1",
+                "0,a,-1,1",
+                "0,a,1.5,1",
+            )
+        ),
+        TENANTS.splitlines()[0] + f"\n0,a,1,{10**30}\n",
+        AZURE_HEAD + "2023-11-16 18:15:46.68\n",
+        AZURE_HEAD + "2023-11-16 18:15:46.68,1,5\n2023-11-16 18:15:47+00:00,1,5\n",
+        AZURE_HEAD + "2023-11-16 18:15:46.68,1,5\n2023-11-16 18:15:45.68,1,5\n",
+        MOONCAKE_ROW + "[1]\n",
+        MOONCAKE_ROW + "7\n",
+        MOONCAKE_ROW.replace("[]", "null"),
+        MOONCAKE_ROW.replace("[]", '["a"]'),
+        MOONCAKE_ROW.replace("0,", '"x",'),
+        MOONCAKE_ROW.replace("0,", "null,"),
+    ],
+)
+def test_a_row_that_cannot_be_is_refused_in_one_line_and_none_is_left_out(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SimulationError) as refused:
+        read(tmp_path / "t.csv", text)
+    assert "\n" not in str(refused.value) and "t.csv" in str(refused.value)
+
+
+LENGTHS = '{"0": {"input_tokens": "{10: 1.0}", "output_tokens": "{5: 1.0}"}}'
+
+
+@pytest.mark.parametrize(
+    ("windows", "lengths"),
+    [
+        ("0,1,1\n", None),
+        ("x,y,z\n", LENGTHS),
+        ("0\n", LENGTHS),
+        ("0,nan,1\n", LENGTHS),
+        ("0,1e9,1\n", LENGTHS),
+        ("0,1,1e9\n", LENGTHS),
+        ("0,1,-1\n", LENGTHS),
+        ("0,1,1\n", "{"),
+        ("0,1,1\n", "[]"),
+        ("0,1,1\n", '{"0": {}}'),
+        ("0,1,1\n", '{"0": 1}'),
+        ("0,1,1\n", LENGTHS.replace("10: 1.0", "a: b")),
+        ("0,1,1\n", LENGTHS.replace("10: 1.0", "10: 0.0")),
+    ],
+)
+def test_a_broken_client_of_servegen_is_refused_in_one_line(tmp_path: Path, windows: str, lengths: str | None) -> None:
+    (tmp_path / "chunk-1-trace.csv").write_text(windows)
+    if lengths is not None:
+        (tmp_path / "chunk-1-dataset.json").write_text(lengths)
+    with pytest.raises(SimulationError) as refused:
+        read_trace(tmp_path, Random(1))
+    assert "\n" not in str(refused.value)
+
+
 def test_a_missing_or_empty_place_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "none.csv", tmp_path):
         with pytest.raises(SimulationError):

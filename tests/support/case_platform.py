@@ -18,7 +18,7 @@ from support.platform_process import ROOT, PlatformProcess
 
 T = TypeVar("T")
 CALL_S = 60.0
-SETTLE_S = 5.0
+SETTLE_S = 30.0
 Tenants = Mapping[str, Mapping[str, Any]]
 
 

@@ -7,6 +7,8 @@ from typing import Any
 TPM600 = {"quotas": {"tokens_per_minute": 600, "requests_per_minute": 1000, "concurrent_requests": 100}}
 ONE = {"quotas": {"concurrent_requests": 1}}
 RICH = {"budget": {"usd": 100}}
+# Waits all the time, and is never turned away for it.
+PATIENT = {"slo": {"ttft_ms_p99": 600_000, "tpot_ms_p99": 10_000}}
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -38,12 +40,12 @@ CASES: dict[str, dict[str, Any]] = {
     "leaver3": ONE,
     "filler": {},
     "storm": {},
-    "big-jobs": {"weight": 1},
-    "small-jobs": {"weight": 1},
-    "heavy": {"weight": 3},
-    "light": {"weight": 1},
-    "late": {"weight": 1},
-    "nightly": {"class": "batch"},
+    "big-jobs": {"weight": 1} | PATIENT,
+    "small-jobs": {"weight": 1} | PATIENT,
+    "heavy": {"weight": 3} | PATIENT,
+    "light": {"weight": 1} | PATIENT,
+    "late": {"weight": 1} | PATIENT,
+    "nightly": {"class": "batch"} | PATIENT,
     "firm": {},
     "flexible": {"ladder": {"floor": "small_tier"}, "slo": {"ttft_ms_p99": 200}},
     "flexible-rpm": {

@@ -82,7 +82,7 @@ RATE = RateInfo(
 )
 RUNGS = ("full", "rerank_off", "best_of_1", "context_trim", "small_tier", "cached_answer", "template", "defer")
 CHANNEL = ChannelSpec(heartbeat_ms=200, lost_after_ms=8000)
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def api_key(name: str, text: str, **changes: Any) -> ApiKey:

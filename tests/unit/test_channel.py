@@ -26,7 +26,7 @@ from rungway.messages import Cancel
 
 SPEC = ChannelSpec(heartbeat_ms=40, lost_after_ms=1500, window_batches=16, buffer_bytes_max=4_000_000)
 ROOT = Path(__file__).parents[2]
-WAIT_S = 15.0
+WAIT_S = 60.0
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -421,6 +421,27 @@ async def test_stop_before_any_connection_and_twice() -> None:
     await client.stop()
     await client.stop()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_resolve_that_fails_while_its_client_stops_is_not_reported_as_forgotten() -> None:
+    forgotten: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: forgotten.append(context))
+    asked = asyncio.Event()
+
+    async def nowhere() -> str:
+        asked.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            raise OSError("nobody there")
+
+    client = Client("c", nowhere, SPEC, Cancel, print, lambda: None, lambda: None)
+    await client.start()
+    await asked.wait()
+    await client.stop()
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+    gc.collect()
+    assert forgotten == []
 
 
 async def test_a_host_name_is_resolved() -> None:

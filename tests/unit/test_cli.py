@@ -93,7 +93,7 @@ def server() -> Iterator[Server]:
     thread.start()
     yield made
     made.shutdown()
-    thread.join(5)
+    thread.join(60)
     made.server_close()
 
 
@@ -312,7 +312,7 @@ def test_explain_prints_whatever_parts_there_are(run: Run, server: Server) -> No
         "ask": {"model": "auto", "prompt_tokens": {"small": 10}},
         "pressure": {"large": [0.93, "queue_wait"]},
         "rungs": {"large": 4},
-        "thresholds": {"enter": {"small_tier": 1.1}, "leave": 0.7},
+        "thresholds": {"names": ["full", "a", "b", "c", "small_tier"], "enter": {"small_tier": 1.1}, "leave": 0.7},
         "offers": [offer],
         "best": offer,
         "rejected": [{"tier": "small", "kind": "model", "why": "not_allowed[x]"}],
@@ -325,7 +325,15 @@ def test_explain_prints_whatever_parts_there_are(run: Run, server: Server) -> No
     where = ("--url", server.url, "--key", "k")
     code, out, _ = run("explain", "req-1", *where)
     assert code == 0
-    for word in ("0.93 (from queue_wait)", "large/l", "not_allowed[x]", "a later version", "downgrade", "4.2e-06"):
+    for word in (
+        "0.93 (from queue_wait)",
+        "4 small_tier",
+        "large/l",
+        "not_allowed[x]",
+        "a later version",
+        "downgrade",
+        "4.2e-06",
+    ):
         assert word in out, word
     assert run("explain", "req-2", *where)[0] == 0
     assert json.loads(run("explain", "req-1", "--json", *where)[1])["request"] == row

@@ -36,7 +36,7 @@ async def test_a_closed_connection_stops_the_engine(tmp_path: Path, stream: bool
         writer.write(request_bytes("go [[tokens=400]] [[tpot_ms=100]]", stream=stream))
         if stream:
             for _ in range(3):
-                await asyncio.wait_for(reader.readuntil(b"data: "), 5)
+                await asyncio.wait_for(reader.readuntil(b"data: "), WAIT_S)
         else:
             await until(lambda: rig.running() == 1)
         writer.close()
@@ -239,7 +239,7 @@ async def test_a_deadline_ends_the_wait_and_the_run(tmp_path: Path, stream: bool
 
 
 async def test_the_server_bounds_every_request(tmp_path: Path) -> None:
-    async with running(tmp_path, platform(gateway=GatewaySpec(request_timeout_s=0.2))) as rig:
+    async with running(tmp_path, platform(gateway=GatewaySpec(request_timeout_s=1.0))) as rig:
         answer = await rig.chat("x [[hang=2]]", stream=True)
         events = frames(answer.text)
         assert events[-1]["error"]["code"] == "timeout"
@@ -256,12 +256,12 @@ async def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path, monkeypatc
         async def receive() -> dict[str, Any]:
             if messages:
                 return messages.pop()
-            await asyncio.sleep(30)
+            await asyncio.sleep(10 * WAIT_S)
             return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
             if message["type"] == "http.response.body":
-                await asyncio.sleep(30)
+                await asyncio.sleep(10 * WAIT_S)
 
         headers = [(b"authorization", f"Bearer {KEY}".encode()), (b"content-type", b"application/json")]
         scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers}
@@ -298,7 +298,7 @@ async def test_a_cancel_call_stops_the_callers_own_request_only(tmp_path: Path) 
 
 async def test_streams_outlive_the_controller_and_new_requests_wait_for_it(tmp_path: Path) -> None:
     async with running(tmp_path, platform(gateway=GatewaySpec(controller_wait_s=WAIT_S))) as rig:
-        content = "story [[tpot_ms=25]] [[tokens=60]]"
+        content = "story [[tpot_ms=50]] [[tokens=60]]"
         rig.controller.decide = lambda ask, attempt, avoid: rig.controller.grant_on(ask, attempt, avoid, max_tokens=90)
         stream = asyncio.create_task(rig.chat(content, stream=True))
         await until(lambda: rig.running() == 1)

@@ -19,6 +19,7 @@ from unit.gateway_rig import (
     EXPIRED_KEY,
     KEY,
     REVOKED_KEY,
+    WAIT_S,
     api_key,
     frames,
     platform,
@@ -272,7 +273,7 @@ async def test_a_body_that_never_comes_is_not_waited_for(tmp_path: Path, monkeyp
         sent: list[dict[str, Any]] = []
 
         async def receive() -> dict[str, Any]:
-            await asyncio.sleep(30)
+            await asyncio.sleep(10 * WAIT_S)
             return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
@@ -280,7 +281,7 @@ async def test_a_body_that_never_comes_is_not_waited_for(tmp_path: Path, monkeyp
 
         headers = [(b"authorization", f"Bearer {KEY}".encode()), (b"content-type", b"application/json")]
         scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers}
-        await asyncio.wait_for(rig.app(scope, receive, send), 5)
+        await asyncio.wait_for(rig.app(scope, receive, send), WAIT_S)
         assert sent[0]["status"] == 400
 
 

@@ -67,6 +67,7 @@ async def test_the_answer_is_what_one_by_one_gives(tmp_path: Path, prompts: list
         ({"stream": True}, "stream"),
         ({"stop": ["x" * 60_000]}, "prompt"),
         ({"temperature": 3}, "temperature"),
+        ({"prompt_logprobs": 99}, "prompt_logprobs"),
     ],
 )
 async def test_what_they_cannot_have_is_named(tmp_path: Path, change: dict[str, Any], param: str) -> None:
@@ -124,6 +125,29 @@ async def test_a_closed_connection_ends_all(tmp_path: Path) -> None:
         await until(lambda: rig.running() == 0)
         assert [finish.outcome for finish in await rig.settled(3)] == ["client_cancelled"] * 3
         assert rig.gateway.flights == {}
+
+
+async def test_a_client_that_does_not_read_is_let_go(tmp_path: Path) -> None:
+    async with running(tmp_path, platform(gateway=GatewaySpec(request_timeout_s=2.0))) as rig:
+        told = [{"type": "http.request", "body": json.dumps({"model": "small", "prompt": ["a", "b"]}).encode()}]
+        sent = []
+
+        async def receive() -> dict[str, Any]:
+            return told.pop() if told else await asyncio.Future()
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+            await asyncio.Future()
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": PATH,
+            "headers": [(b"authorization", f"Bearer {KEY}".encode())],
+        }
+        await asyncio.wait_for(rig.app(scope, receive, send), 20)
+        assert [message.get("status") for message in sent] == [200]
+        assert len(await rig.settled(2)) == 2 and rig.gateway.flights == {}
 
 
 async def test_the_answer_says_what_was_worse_about_any(tmp_path: Path) -> None:

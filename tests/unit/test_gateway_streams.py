@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rungway.engine.protocol import Delta, TokenLogprob
 from rungway.gateway.answer import Facts, text_logprobs
 from rungway.gateway.sse import Frames
-from unit.gateway_rig import KEY, frames, listening, running, said
+from unit.gateway_rig import KEY, WAIT_S, frames, listening, running, said
 
 TEXT = "ďábel 日本語 👩‍👩‍👧 🔥\r\n\u2028end"
 MODELS = ["small", "auto"]
@@ -66,7 +66,7 @@ async def test_usage_comes_only_when_asked_for_and_then_last(tmp_path: Path, mod
             assert len({(event["id"], event["created"], event["model"]) for event in events}) == 1
         finishes = await rig.settled(6)
         assert {(f.outcome, tuple(f.delivered.items())) for f in finishes} == {("length", ((1, 8),))}
-        await asyncio.wait_for(_ends(rig, 6), 5)
+        await asyncio.wait_for(_ends(rig, 6), WAIT_S)
         assert {end.usage.output_tokens for end in rig.controller.ends} == {8}
 
 
@@ -211,9 +211,9 @@ async def test_tokens_that_gathered_leave_in_one_message(tmp_path: Path) -> None
                     await gate.wait()
 
         task = asyncio.create_task(rig.app(_scope(), _receive("[[tokens=60]]", stream=True), send))
-        await asyncio.wait_for(_ends(rig, 1), 5)
+        await asyncio.wait_for(_ends(rig, 1), WAIT_S)
         gate.set()
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, WAIT_S)
         # The first message, then all the rest of the deltas at once, then [DONE].
         assert len(sizes) == 3
         assert sizes[1] > 3
@@ -242,7 +242,7 @@ async def test_errors_before_the_first_token_leave_the_connection_usable(tmp_pat
     async with running(tmp_path) as rig, listening(rig) as port:
         limits = httpx.Limits(max_connections=1, max_keepalive_connections=1)
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
-        async with httpx.AsyncClient(headers=rig.headers, limits=limits, timeout=5) as http:
+        async with httpx.AsyncClient(headers=rig.headers, limits=limits, timeout=WAIT_S) as http:
             for content, status in [(b"{", 400), (b"x" * 300_000, 413), (b'{"model":"nope","messages":[]}', 404)]:
                 answer = await http.post(url, content=content, headers={"content-type": "application/json"})
                 assert answer.status_code == status

@@ -26,7 +26,7 @@ from rungway.ledger import writer as writer_module
 from rungway.types import AttemptEnd, AuditEntry, Billing, LedgerRow, Usage
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 20.0
+WAIT_S = 60.0
 POSTGRES = os.environ.get("RUNGWAY_TEST_POSTGRES")
 SECOND = 1_000_000_000
 

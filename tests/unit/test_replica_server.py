@@ -40,7 +40,7 @@ from rungway.replica.server import ReplicaServer
 from rungway.types import AttemptEnd, Billing
 
 SPEC = ChannelSpec(heartbeat_ms=50, lost_after_ms=1500)
-WAIT_S = 10.0
+WAIT_S = 60.0
 _names = itertools.count()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rungway.commands.serve import _ready_lines
 from rungway.serve import haproxy, listeners, processes
 from rungway.serve.drain import ongoing
 from rungway.serve.environment import (
@@ -23,6 +24,7 @@ from rungway.serve.environment import (
 )
 from rungway.serve.instance import Instance, check_port
 from rungway.serve.loopback import narrowed
+from rungway.serve.runner import Ready
 from rungway.settings import load_platform
 
 CONFIGS = Path(__file__).parents[2] / "config"
@@ -147,7 +149,7 @@ def test_listeners_are_found_where_they_are(host: str, loopback: bool) -> None:
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found through /proc")
 def test_a_process_belongs_by_its_mark_alone() -> None:
-    code = "import time; time.sleep(60)"
+    code = "import time; time.sleep(600)"
     ours = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, processes.MARK: "mark-a"})
     strangers = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, processes.MARK: "mark-ab"})
     try:
@@ -155,12 +157,12 @@ def test_a_process_belongs_by_its_mark_alone() -> None:
             assert ours.poll() is None
         assert processes.find("mark-a") == [ours.pid]
         assert processes.end("mark-a") == []
-        assert ours.wait(10) != 0
+        assert ours.wait(60) != 0
         assert strangers.poll() is None
     finally:
         for process in (ours, strangers):
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 def test_a_state_directory_has_one_owner_at_a_time(tmp_path: Path) -> None:
@@ -230,3 +232,12 @@ def test_cores_are_shared_out_among_native_engines() -> None:
     assert [threads_per_engine(two_engines, cores) for cores in (1, 2, 8)] == [1, 1, 4]
     no_engine = load_platform(CONFIGS / "fake.yaml")
     assert threads_per_engine(no_engine, 8) == 8
+
+
+@pytest.mark.parametrize("keys", [{"acme": "rw_acme_x", "admin": "rw_platform_y"}, {}])
+def test_who_starts_it_learns_how_to_ask(keys: dict[str, str]) -> None:
+    """With the keys that were just made; later, where none can be shown, how to make another."""
+    ready = Ready("http://127.0.0.1:8000", keys, False, "auto", lambda: 3.0)
+    lines = "\n".join(_ready_lines(ready))
+    assert all(text in lines for text in keys.values())
+    assert ("rungway keys create" in lines) == ("$RUNGWAY_KEY" in lines) == (not keys)

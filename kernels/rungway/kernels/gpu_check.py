@@ -142,11 +142,18 @@ def verdict(records: list[Record]) -> dict[str, int]:
 
 def write(asked: argparse.Namespace, records: list[Record]) -> None:
     if asked.json:
-        asked.json.write_text(json.dumps(verdict(records) | {"records": records}, indent=1))
+        _replace(asked.json, json.dumps(verdict(records) | {"records": records}, indent=1))
     if asked.markdown:
-        asked.markdown.write_text(markdown(records))
+        _replace(asked.markdown, markdown(records))
     if asked.tiles:
-        asked.tiles.write_text(json.dumps(merged(table(), measured_tiles(records)), indent=1) + "\n")
+        _replace(asked.tiles, json.dumps(merged(table(), measured_tiles(records)), indent=1) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whole at any moment: a run that is killed while it writes leaves what it had written before."""
+    written = path.with_name(f"{path.name}.new")
+    written.write_text(text)
+    written.replace(path)
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:

@@ -126,6 +126,7 @@ class Client:
     async def _address(self) -> str | None:
         """The server's address now. Whatever `resolve` raises is its owner's operating error: noted, and tried again."""
         task = asyncio.ensure_future(self._resolve())
+        task.add_done_callback(_retrieved)  # also of one that fails while `stop` is at work
         try:
             await asyncio.wait({task}, timeout=self._spec.lost_after_ms / 1000)
         finally:
@@ -272,6 +273,12 @@ class Client:
         if session is not None and not port.closed:
             port.send(b"", session.close())  # if the server still lives, it need not wait for our silence
         port.close()
+
+
+def _retrieved(task: asyncio.Future[str]) -> None:
+    """Mark a failure as seen, or the loop would log it as forgotten."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _stop_watching(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes] | None) -> None:

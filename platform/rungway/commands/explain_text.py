@@ -82,11 +82,13 @@ def _ladder(decision: Mapping[str, Any]) -> list[tuple[str, Any]]:
             facts.append((f"pressure {pool}", f"{cell(value[0])} (from {value[1]})"))
         else:
             facts.append((f"pressure {pool}", value))
-    rungs = decision.get("rungs")
-    facts += [(f"rung {tier}", rung) for tier, rung in (rungs.items() if isinstance(rungs, dict) else ())]
-    thresholds = decision.get("thresholds")
+    rungs, thresholds = decision.get("rungs"), decision.get("thresholds")
+    names = thresholds.get("names") if isinstance(thresholds, dict) else None
+    named = dict(enumerate(names)) if isinstance(names, list) else {}
+    for tier, rung in rungs.items() if isinstance(rungs, dict) else ():
+        facts.append((f"rung {tier}", f"{rung} {named[rung]}" if rung in named else rung))
     if isinstance(thresholds, dict):
-        facts += [(f"threshold {name}", value) for name, value in thresholds.items()]
+        facts += [(f"threshold {name}", value) for name, value in thresholds.items() if name != "names"]
     else:
         facts.append(("thresholds", thresholds))
     return facts

@@ -70,6 +70,10 @@ def _ready_lines(ready: Ready) -> list[str]:
     if ready.keys:
         lines.append("keys       shown this once; only their hashes are kept")
         lines.extend(f"  {name:<9}{text}" for name, text in ready.keys.items())
+    else:
+        lines.append(
+            "keys       those made before; `rungway keys create TENANT` (same --config and --state) makes another"
+        )
     tenant_keys = [text for name, text in ready.keys.items() if name != "admin"]
     body = f'{{"model": "{ready.model}", "messages": [{{"role": "user", "content": "Say hello."}}]}}'
     lines += [

@@ -8,7 +8,6 @@ All limits of one offer are checked before any is taken, so a refusal leaves not
 
 from __future__ import annotations
 
-import math
 from zlib import crc32
 
 from rungway.clock import NS_PER_MS
@@ -16,28 +15,18 @@ from rungway.control.cell import Cell, Now
 from rungway.control.dispatch import dispatch, grant_unqueued
 from rungway.control.flight import Flight
 from rungway.control.late import look, own_rung
+from rungway.control.limits import Denied, can_hold, check_tokens, tenant_limits
 from rungway.control.line import dequeue, enqueue, hold, tokens_needed
 from rungway.control.pool import Pool
 from rungway.control.refuse import refuse, refuse_again
 from rungway.control.shed import drop_late_offers, retry_after_s, turn_away
 from rungway.control.sides import is_over
-from rungway.control.tenant_state import TenantState
 from rungway.messages import Refused
 from rungway.outcomes import Code
-from rungway.policies.ladder import effective_rung, rung_index
+from rungway.policies.ladder import effective_rung, smaller_tier
 from rungway.policies.offers import quote
 from rungway.policies.pressure import PressureSignal
 from rungway.types import Ask, Offer, OfferKind, RateInfo, Refusal
-
-
-class Denied(Exception):
-    """Control flow inside this module: the Ask is refused with this code."""
-
-    def __init__(self, code: Code, message: str, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.retry_after_s = None if retry_after_s is None else max(1, math.ceil(retry_after_s))
 
 
 def submit(cell: Cell, ask: Ask, now: Now) -> None:
@@ -49,7 +38,7 @@ def submit(cell: Cell, ask: Ask, now: Now) -> None:
         refuse_again(cell, ask)
         return
     state = cell.tenants.get(ask.tenant)
-    if state is None:
+    if state is None or ask.tenant in cell.leaving:
         refusal = Refusal(
             request_id=ask.request_id,
             code=Code.INVALID_API_KEY,
@@ -61,7 +50,7 @@ def submit(cell: Cell, ask: Ask, now: Now) -> None:
         return
     flight = Flight(ask, state, now.mono_ns)
     try:
-        _tenant_limits(flight, now)
+        tenant_limits(flight, now)
         requote(cell, flight, now)
         _shed(cell, flight, now)
         _take_offer(cell, flight, now)
@@ -104,10 +93,10 @@ def readmit(cell: Cell, flight: Flight, now: Now) -> None:
         refuse(cell, flight, denied.code, denied.message, denied.retry_after_s, now)
         return
     offer = flight.quote.offers[0]
-    if old is not None and (offer.kind, offer.tier, offer.rung) == (old.kind, old.tier, old.rung):
+    if old is not None and _same(offer, old):
         return
     need = tokens_needed(cell, flight, offer)
-    if not _can_hold(flight, offer, need, now):
+    if not can_hold(flight, offer, need, now):
         return
     dequeue(cell, flight)
     hold(cell, flight, offer, need, now)
@@ -118,38 +107,8 @@ def readmit(cell: Cell, flight: Flight, now: Now) -> None:
         grant_unqueued(cell, flight, now)
 
 
-def _can_hold(flight: Flight, offer: Offer, need: int, now: Now) -> bool:
-    """Whether its tenant can pay for another offer what that takes beyond the present one."""
-    state, more = flight.state, need - flight.held_tokens
-    if more > 0 and not state.tokens.fits(more, now.mono_ns):
-        return False
-    return state.budget.fits(offer.price_nusd - flight.held_nusd, now.wall_ns)
-
-
-def _tenant_limits(flight: Flight, now: Now) -> None:
-    """Limits that hold whatever the offer: suspension, request rate, concurrency, breaker."""
-    state = flight.state
-    quotas = state.contract.quotas
-    if state.contract.suspended:
-        raise Denied(Code.TENANT_SUSPENDED, "This tenant is suspended.")
-    if not state.breaker.allows(now.mono_ns):
-        raise Denied(
-            Code.TENANT_SUSPENDED,
-            "Too many of this tenant's requests failed in a row; it is paused for a moment.",
-            state.breaker.retry_s(now.mono_ns),
-        )
-    flight.probes = state.breaker.probing
-    if not state.requests.fits(1, now.mono_ns):
-        wait_s = state.requests.wait_s(1, now.mono_ns)
-        raise Denied(
-            Code.REQUESTS_PER_MINUTE,
-            f"Limit of {quotas.requests_per_minute} requests per minute is reached.",
-            None if math.isinf(wait_s) else wait_s,
-        )
-    if state.at_concurrency():
-        limit = quotas.concurrent_requests
-        retry_s = state.concurrency_retry_s() if limit else None
-        raise Denied(Code.CONCURRENT_REQUESTS, f"{limit} requests are running at once, which is your limit.", retry_s)
+def _same(offer: Offer, other: Offer) -> bool:
+    return (offer.kind, offer.tier, offer.version, offer.rung) == (other.kind, other.tier, other.version, other.rung)
 
 
 def requote(cell: Cell, flight: Flight, now: Now, least_rung: int = 0) -> None:
@@ -209,11 +168,12 @@ def _take_offer(cell: Cell, flight: Flight, now: Now) -> None:
     state = flight.state
     first = flight.quote.offers[0]
     need = tokens_needed(cell, flight, first)
-    _check_tokens(state, first, need, now)
+    check_tokens(state, first, need, now)
     offer, cause = first, ""
     if not state.budget.fits(first.price_nusd, now.wall_ns):
         offer, cause = _cheaper(cell, flight, now), "budget"
-    need = tokens_needed(cell, flight, offer)
+        need = tokens_needed(cell, flight, offer)
+        check_tokens(state, offer, need, now)
     state.requests.take(1, now.mono_ns)
     hold(cell, flight, offer, need, now)
     flight.cause = cause or _cause_of(cell, flight, offer)
@@ -228,28 +188,11 @@ def _shed(cell: Cell, flight: Flight, now: Now) -> None:
         raise Denied(Code.OVERLOADED, "The queue is too long for an answer in time.", retry_s)
 
 
-def _check_tokens(state: TenantState, offer: Offer, need: int, now: Now) -> None:
-    if state.tokens.fits(need, now.mono_ns):
-        return
-    limit = state.contract.quotas.tokens_per_minute
-    if limit and offer.prompt_tokens > limit:
-        raise Denied(
-            Code.CONTEXT_LENGTH_EXCEEDED,
-            f"The prompt has {offer.prompt_tokens} tokens, more than your {limit} tokens per minute can ever admit.",
-        )
-    wait_s = state.tokens.wait_s(need, now.mono_ns)
-    raise Denied(
-        Code.TOKENS_PER_MINUTE,
-        f"This request needs {need} tokens; your limit is {limit} tokens per minute.",
-        None if math.isinf(wait_s) else wait_s,
-    )
-
-
 def _cheaper(cell: Cell, flight: Flight, now: Now) -> Offer:
     """The budget does not fit the best offer. `at_limit: degrade` looks for a cheaper one, `refuse` does not."""
     budget = flight.state.budget
     if flight.state.contract.budget.at_limit == "degrade" and flight.ask.risk != "high":
-        requote(cell, flight, now, least_rung=rung_index(cell.platform.ladder, "small_tier"))
+        requote(cell, flight, now, least_rung=smaller_tier(cell.platform.ladder))
         assert flight.quote is not None
         for offer in flight.quote.offers:
             if budget.fits(offer.price_nusd, now.wall_ns):

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from rungway.control.flight import Flight
 from rungway.control.pool import Pool
 from rungway.control.tenant_state import TenantState
 from rungway.messages import ReplicaInfo
+from rungway.policies.ladder import clamped
 from rungway.policies.offers import permitted
 from rungway.policies.quality import QualityModel
 from rungway.policies.reserve import OutputPredictor
@@ -61,6 +62,7 @@ class Cell:
         self.effects = Effects()
         self.predictor = OutputPredictor()
         self.tenants: dict[str, TenantState] = {}
+        self.leaving: set[str] = set()  # of the tenants those that left the configuration, but still have work here
         self.pools: dict[str, Pool] = {}
         self.crowd = Crowd()
         self.flights: dict[str, Flight] = {}
@@ -73,6 +75,7 @@ class Cell:
         self.orphans: dict[str, dict[int, Orphan]] = {}  # by request and try
         self.strays: OrderedDict[str, Stray] = OrderedDict()
         self.early: dict[str, tuple[Ask, int]] = {}  # Asks that wait for the first replicas, since when
+        self.early_of: Counter[str] = Counter()  # how many of each tenant
         self.early_until_ns = 0
         self.leased: dict[str, tuple[int, object]] = {}  # gateway -> when its lease was sent, and what it rested on
         self.version = 0
@@ -94,11 +97,8 @@ class Cell:
                 )
             else:
                 state.reload(contract, platform.controller, now.mono_ns, now.wall_ns)
-        for name in self.tenants.keys() - {contract.name for contract in platform.tenants}:
-            if not self.tenants[name].running and not self.tenants[name].waiting:
-                self.crowd.forget(self.tenants.pop(name))
-                for pool in self.pools.values():
-                    pool.queue.forget(name)
+        self.leaving = self.tenants.keys() - {contract.name for contract in platform.tenants}
+        self.part()
         for tier in platform.tiers:
             if tier.name in self.pools:
                 self.pools[tier.name].adopt(tier, platform.controller)
@@ -106,7 +106,19 @@ class Cell:
                 self.pools[tier.name] = Pool(tier, platform.controller, self.crowd)
             for contract in platform.tenants:
                 self.pools[tier.name].queue.set_weight(contract.name, contract.weight)
+        for pool in self.pools.values():
+            pool.scopes = {scope: clamped(state, platform.ladder) for scope, state in pool.scopes.items()}
         self.crowd.renew()
+
+    def part(self) -> None:
+        """Let those go who left the configuration and have nothing here any more."""
+        if not self.leaving:
+            return
+        for name in self.leaving - {flight.ask.tenant for flight in self.flights.values()}:
+            self.leaving.discard(name)
+            self.crowd.forget(self.tenants.pop(name))
+            for pool in self.pools.values():
+                pool.queue.forget(name)
 
     def tiers_of(self, contract: Tenant) -> frozenset[str]:
         """Tiers that a tenant may be served by: those that its models, aliases resolved, lead to."""
@@ -149,5 +161,10 @@ class Cell:
 
 
 def _thresholds(spec: LadderSpec) -> dict[str, object]:
-    """What the explanation of a decision shows of the ladder."""
-    return {"enter": {rung.name: rung.enter for rung in spec.rungs}, "leave": spec.leave, "ladder": spec.digest}
+    """What the explanation of a decision shows of the ladder; `names` in the order of the rungs."""
+    return {
+        "names": [rung.name for rung in spec.rungs],
+        "enter": {rung.name: rung.enter for rung in spec.rungs},
+        "leave": spec.leave,
+        "ladder": spec.digest,
+    }

@@ -32,5 +32,5 @@ def keeps_clear(pool: Pool, claims: Collection[Claim], flight: Flight) -> bool:
         return True
     slots, capacity = pool.in_flight()[1], pool.capacity_tokens()
     share = minimum_share(pool, band)
-    sequences = pool.band_sequences[band] + flight.sequences
+    sequences = pool.band_sequences[band] + flight.places
     return sequences <= share * slots and pool.band_tokens[band] + flight.held_tokens <= share * capacity

@@ -60,6 +60,7 @@ class Core:
         flight.held_tokens, flight.held_nusd = grant.reserved_tokens, grant.reserved_nusd
         flight.next_attempt = grant.attempt + 1
         flight.evictions = grant.evictions
+        flight.places = flight.sequences
         state.requests.take(1, now.mono_ns)
         state.tokens.take(flight.held_tokens, now.mono_ns)
         state.budget.hold(flight.held_nusd, now.wall_ns)
@@ -68,7 +69,7 @@ class Core:
         if grant.offer.kind is not OfferKind.MODEL:
             return
         output = max(0, flight.held_tokens - grant.offer.prompt_tokens)
-        attempt = Attempt(grant.replica_id, flight.sequences, flight.held_tokens, output, flight.band)
+        attempt = Attempt(grant.replica_id, flight.places, flight.held_tokens, output, flight.band)
         attempt.granted_ns = now.mono_ns
         flight.attempts[grant.attempt] = attempt
         cell.pools[flight.pool].hold(attempt, state)
@@ -84,7 +85,7 @@ class Core:
         early.arrive(self.cell, ask, now)
 
     def withdraw(self, request_id: str, outcome: str, now: Now) -> None:
-        self.cell.early.pop(request_id, None)
+        early.forget(self.cell, request_id)
         returns.withdraw(self.cell, request_id, outcome, now)
 
     def retry(self, gateway_id: str, message: Retry, now: Now) -> None:
@@ -152,6 +153,7 @@ class Core:
     def tick(self, now: Now) -> None:
         """The regular step: time-outs, rungs, and another look at the queues."""
         settle.sweep(self.cell, now)
+        self.cell.part()
         early.admit_early(self.cell, now)
         ladder_walk.walk(self.cell, now)
         dispatch.dispatch(self.cell, now)

@@ -2,8 +2,8 @@
 
 A request leaves our queue only against room on a replica. For each pool the queue is asked for its next request; the
 judge below says whether that one can go now. "Does not fit" stops the band (no overtaking, or the fairness bound is
-lost); "its tenant is at a cap" passes the turn to the next tenant. A tenant whose own replicas are full (shuffle sharding) is
-passed too, but nobody behind it gets one of these.
+lost); "its tenant is at a cap" passes the turn to the next tenant. Who waits for replicas of its own that are full (a shard, or one
+version of several) is passed too, but nobody behind it gets one of these.
 """
 
 from __future__ import annotations
@@ -52,14 +52,15 @@ class _Judge:
         self.claims = standing(pool, now.mono_ns)
         self.missed: list[Flight] = []  # passed: they can no longer begin in time
         self.kept: set[str] = set()  # replicas that somebody waits for who was passed
+        self.full: set[str] = set()  # versions of which the same holds
 
     def __call__(self, entry: Queued) -> Verdict:
         flight = entry.payload
         assert isinstance(flight, Flight) and flight.offer is not None
-        if flight.gateway_lost_ns is not None:
+        if flight.gateway_lost_ns is not None or self._missed(entry, flight):
             return Verdict.SKIP
-        if self._missed(entry, flight):
-            return Verdict.SKIP
+        if flight.offer.version in self.full:
+            return Verdict.SKIP_ENTRY
         if flight.state.at_concurrency():
             return Verdict.SKIP_TENANT
         if not flight.retrying and not share_allows(self.pool, flight, self.now.mono_ns):
@@ -68,16 +69,23 @@ class _Judge:
             return Verdict.SKIP_TENANT
         warm = warmth(self.pool, flight, self.now.mono_ns)
         self.view = self.pool.place(
-            flight, flight.sequences, flight.held_tokens, self.now.mono_ns, kept=self.kept, warmth=warm
+            flight, flight.places, flight.held_tokens, self.now.mono_ns, kept=self.kept, warmth=warm
         )
         if self.view is not None:
             entry.cached = float(warm.cached(self.view.bit))
             return Verdict.TAKE
-        shard = self.pool.shard(flight)
-        if shard is None:
-            return Verdict.STOP
-        self.kept |= shard
-        return Verdict.SKIP_TENANT
+        return self._waits(flight, flight.offer.version)
+
+    def _waits(self, flight: Flight, version: str) -> Verdict:
+        """There is no room for it. It keeps what it waits for from those behind it, and nothing else."""
+        most, shard = self.pool.roster.most(version), self.pool.shard(flight)
+        if most is None or flight.places > most[0] or flight.held_tokens > most[1]:
+            return Verdict.SKIP_ENTRY  # no replica that is here could ever take it
+        if shard is not None:
+            self.kept |= shard
+            return Verdict.SKIP_TENANT
+        self.full.add(version)
+        return Verdict.STOP if self.full.issuperset(self.pool.roster.served()) else Verdict.SKIP_ENTRY
 
     def _missed(self, entry: Queued, flight: Flight) -> bool:
         """Its latest start is over since the last tick, which gives it its place (or its refusal) among those that are late."""
@@ -98,7 +106,7 @@ def _grant_on(cell: Cell, pool: Pool, flight: Flight, view: ReplicaView, charged
         pool.pace.paused((now.mono_ns - before.evicted_ns) / 1e9, now.mono_ns)
     flight.next_attempt += 1
     output = max(0, flight.held_tokens - offer.prompt_tokens)
-    attempt = Attempt(view.replica_id, flight.sequences, flight.held_tokens, output, flight.band)
+    attempt = Attempt(view.replica_id, flight.places, flight.held_tokens, output, flight.band)
     attempt.granted_ns = now.mono_ns
     attempt.charged = charged
     flight.attempts[number] = attempt

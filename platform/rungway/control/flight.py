@@ -1,18 +1,12 @@
-"""A request in the controller's hands, from Ask to settlement, and the arithmetic of its bill."""
+"""A request in the controller's hands, from Ask to settlement."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import msgspec
-
-from rungway.contracts import Price, TierKind
 from rungway.control.tenant_state import BANDS, TenantState
-from rungway.outcomes import Outcome
 from rungway.policies.fairness import Queued
 from rungway.policies.locality import Warmth
 from rungway.policies.offers import Quote
-from rungway.types import Ask, AttemptEnd, Finish, Grant, LedgerRow, Offer, OfferKind
+from rungway.types import Ask, AttemptEnd, Finish, Grant, Offer
 
 
 class Attempt:
@@ -57,8 +51,9 @@ class Attempt:
 
 class Flight:
     """`late`: by pool in which it cannot begin in time, its wait in first-token targets. `grant` is None while it waits.
-    `held_tokens`/`held_nusd` are what the tenant's buckets hold for it. `failure`: why its last try failed, see `Retry`.
-    `probes`: its tenant's breaker let it through to prove itself."""
+    `held_tokens`/`held_nusd` are what the tenant's buckets hold for it, `lined_tokens` what it counts with while it waits;
+    `places`: what it takes of a replica's batch. `failure`: why its last try failed, see `Retry`. `probes`: its tenant's
+    breaker let it through to prove itself."""
 
     __slots__ = (
         "ask",
@@ -79,8 +74,10 @@ class Flight:
         "held_nusd",
         "held_tokens",
         "late",
+        "lined_tokens",
         "next_attempt",
         "offer",
+        "places",
         "pool",
         "pressure",
         "probes",
@@ -104,6 +101,7 @@ class Flight:
         self.first_wait_ms = 0.0
         self.quote: Quote | None = None
         self.offer: Offer | None = None
+        self.places = 1
         self.pool = ""
         self.cause = "ok"
         self.rungs: dict[str, int] = {}
@@ -120,6 +118,7 @@ class Flight:
         self.failure = ""
         self.running = False
         self.held_tokens = 0
+        self.lined_tokens = 0
         self.held_nusd = 0
         self.finish: Finish | None = None
         self.finish_ns = 0
@@ -162,134 +161,6 @@ class Flight:
         return [a for a in self.attempts.values() if a.end is None and a.lost_ns is None]
 
     def settled(self) -> bool:
-        """Both sides have said all they will say."""
-        client_done = self.finish is not None or self.gateway_lost_ns is not None
+        """Both sides have said all they will say. Who waits to go on may still be claimed by a gateway that comes back."""
+        client_done = self.finish is not None or (self.gateway_lost_ns is not None and self.entry is None)
         return client_done and not self.open_attempts()
-
-
-class Bill(NamedTuple):
-    """Tokens that the tenant pays for, and engine output nobody pays for (tries that failed on our side)."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    wasted_tokens: int
-    cost_nusd: int
-
-
-def bill(flight: Flight, price: Price) -> Bill:
-    """A tenant pays its prompt once and every output token it could receive: all that the last attempt emitted, and of
-    earlier attempts what was delivered before they failed. The rest of their output is waste. What was cached for any of
-    them is billed as cached: nobody pays more because a request was moved."""
-    prompt = cached = output = wasted = 0
-    last = max(flight.attempts, default=0)
-    delivered = flight.finish.delivered if flight.finish is not None else {}
-    for number, attempt in sorted(flight.attempts.items()):
-        usage = attempt.end.usage if attempt.end is not None else None
-        emitted = attempt.counted(delivered.get(number, 0))
-        failed = attempt.end is None or attempt.end.finish in ("lost", "error")
-        paid = min(emitted, delivered.get(number, 0)) if failed or number != last else emitted
-        output += paid
-        wasted += emitted - paid
-        if usage is not None and (paid or number == last) and usage.prompt_tokens:
-            prompt, cached = usage.prompt_tokens, max(cached, usage.cached_tokens)
-    if (output or _embedded(flight)) and not prompt and flight.offer is not None:
-        prompt = flight.offer.prompt_tokens
-    if not output and _engine_failed(flight):
-        prompt = cached = 0
-    cost = price.cost_nusd(input_tokens=prompt, cached_tokens=cached, output_tokens=output)
-    return Bill(prompt, cached, output, wasted, cost)
-
-
-def _embedded(flight: Flight) -> bool:
-    """The client has its vectors, whatever became of the engine's report."""
-    asked = flight.ask.kind is TierKind.EMBEDDING and flight.offer is not None and flight.offer.kind is OfferKind.MODEL
-    return asked and flight.finish is not None and flight.finish.outcome == Outcome.COMPLETED
-
-
-def _engine_failed(flight: Flight) -> bool:
-    """A request that got no token because of our failure costs nothing, its prompt included."""
-    return flight.finish is None or flight.finish.outcome in (Outcome.ERROR, Outcome.REPLICA_LOST, Outcome.TIMEOUT)
-
-
-def ledger_row(flight: Flight, price: Price, outcome: str, code: str, wall_ns: int, thresholds: object) -> LedgerRow:
-    """The one row of this request. Times come from the gateway's Finish, tokens from the engines."""
-    ask, grant, finish = flight.ask, flight.grant, flight.finish
-    offer = grant.offer if grant is not None else None
-    due = bill(flight, price)
-    ttft = finish.ttft_ms if finish is not None else None
-    tpot = finish.tpot_ms if finish is not None else None
-    slo = flight.state.contract.slo
-    met = None
-    if ttft is not None and offer is not None and offer.kind is OfferKind.MODEL:
-        met = int(ttft <= slo.ttft_ms_p99 and (tpot is None or tpot <= slo.tpot_ms_p99))
-    return LedgerRow(
-        request_id=ask.request_id,
-        started_wall_ns=ask.received_wall_ns,
-        ended_wall_ns=wall_ns,
-        tenant=ask.tenant,
-        key_id=ask.key_id,
-        tenant_class=ask.tenant_class,
-        risk=ask.risk,
-        action=ask.action,
-        endpoint=ask.endpoint,
-        model=ask.model,
-        tier=offer.tier if offer is not None else "",
-        version=offer.version if offer is not None else "",
-        rung=offer.rung if offer is not None else 0,
-        degraded=",".join(offer.degraded) if offer is not None else "",
-        reason=grant.reason if grant is not None else code,
-        outcome=outcome,
-        code=code,
-        prompt_tokens=due.prompt_tokens,
-        cached_tokens=due.cached_tokens,
-        output_tokens=due.output_tokens,
-        wasted_tokens=due.wasted_tokens,
-        cost_nusd=due.cost_nusd,
-        price_input=price.input,
-        price_cached_input=price.cached_input,
-        price_output=price.output,
-        attempts=len(flight.attempts),
-        replica_id=grant.replica_id if grant is not None else "",
-        gateway_id=ask.gateway_id,
-        session=ask.session or "",
-        cache=finish.cache if finish is not None else "off",
-        queue_wait_ms=grant.queue_wait_ms if grant is not None else 0.0,
-        ttft_ms=ttft,
-        tpot_ms=tpot,
-        e2e_ms=finish.e2e_ms if finish is not None else None,
-        slo_met=met,
-        decision=decision(flight, thresholds),
-    )
-
-
-def decision(flight: Flight, thresholds: object) -> str:
-    """JSON of all that the decision rested on."""
-    ask, quote, grant = flight.ask, flight.quote, flight.grant
-    return msgspec.json.encode(
-        {
-            "ask": {
-                "model": ask.model,
-                "tiers": ask.tiers,
-                "class": ask.tenant_class,
-                "risk": ask.risk,
-                "action": ask.action,
-                "prompt_tokens": ask.prompt_tokens,
-                "output_bound": ask.output_bound,
-                "best_of": ask.best_of,
-                "deadline_ms": ask.deadline_ms,
-            },
-            "rungs": flight.rungs,
-            "pressure": flight.pressure,
-            "thresholds": thresholds,
-            "offers": quote.offers if quote is not None else (),
-            "best": quote.best if quote is not None else None,
-            "rejected": quote.rejected if quote is not None else (),
-            "given": grant.offer if grant is not None else None,
-            "reason": grant.reason if grant is not None else "",
-            "config": grant.config_digest if grant is not None else "",
-            "queue_wait_ms": grant.queue_wait_ms if grant is not None else None,
-            "evictions": flight.evictions or None,
-            "late": flight.late or None,
-        }
-    ).decode()

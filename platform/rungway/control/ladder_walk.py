@@ -41,16 +41,17 @@ def walk(cell: Cell, now: Now) -> None:
                 signal=signal,
                 why=transition.why,
             )
-        if changed:
-            reoffer(cell, pool, now)
+        if changed or len(pool.tier.versions) > 1:
+            reoffer(cell, pool, now, all_of_them=changed)
 
 
-def reoffer(cell: Cell, pool: Pool, now: Now) -> None:
-    """Waiting requests get the offer that the present rungs allow: a smaller tier, a cached answer, or a deferral."""
+def reoffer(cell: Cell, pool: Pool, now: Now, *, all_of_them: bool = True) -> None:
+    """Waiting requests get the offer that the present rungs allow: a smaller tier, a cached answer, or a deferral. Where not
+    `all_of_them`, those only whose version has lost its replicas: another version serves them."""
     waiting = [entry.payload for entry in pool.queue.entries()]
     for flight in waiting:
         assert isinstance(flight, Flight)
-        if not flight.begun and flight.gateway_lost_ns is None:
+        if not flight.begun and flight.gateway_lost_ns is None and (all_of_them or pool.strands(flight)):
             readmit(cell, flight, now)
 
 

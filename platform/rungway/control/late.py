@@ -2,7 +2,7 @@
 
 A request without a deadline of its own is on time while it has waited, or will, for no longer than
 `controller.shed.target_factor` first-token targets of its tenant. One that is not keeps its tenant's place among the tenants,
-but the tenant's requests that are on time go first (`policies/bands.Flow`): a place that is worth something to nobody any more
+but the tenant's requests that are on time go first (`policies/flow.Flow`): a place that is worth something to nobody any more
 would cost somebody else his target. It does not wait for nothing: as its wait reaches the rungs of the ladder it is offered what
 they say, one request at a time, whatever rung the others stand on: a smaller tier, a cached answer, a template, a deferral. So the
 model answers who can have it in time, and the ladder who can not. Where neither does, it is refused once its wait is one for
@@ -17,7 +17,7 @@ from rungway.control.cell import Cell, Now
 from rungway.control.flight import Flight
 from rungway.control.pool import Pool
 from rungway.control.sides import is_over
-from rungway.policies.ladder import RungName, target_rung
+from rungway.policies.ladder import smaller_tier, target_rung
 from rungway.policies.shed import draw, probability, ramp_of
 from rungway.types import Risk
 
@@ -48,8 +48,7 @@ def look(cell: Cell, flight: Flight, pool: Pool, now: Now) -> float:
 
 def own_rung(load: float, ladder: LadderSpec) -> int:
     """The rung of a late request: as deep as its own wait asks for, and never above the smaller tier."""
-    smaller = next((rung.index for rung in ladder.rungs if rung.name == RungName.SMALL_TIER), 0)
-    return max(smaller, target_rung(load, ladder))
+    return max(smaller_tier(ladder), target_rung(load, ladder))
 
 
 def latest_start_ns(cell: Cell, flight: Flight, prefill_ms: float) -> int | None:
@@ -89,4 +88,4 @@ def relegate(pool: Pool, flight: Flight) -> None:
     """A request that waits among those on time is late from now on."""
     assert flight.entry is not None and not flight.entry.late
     pool.queue.relegate(flight.entry)
-    pool.lag(flight.held_tokens, flight.state, flight.band)
+    pool.lag(flight.lined_tokens, flight.state, flight.band)

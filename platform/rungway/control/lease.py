@@ -60,7 +60,7 @@ def _lease(cell: Cell, gateway_id: str, rungs: dict[str, dict[str, int]], now: N
         tenants={
             name: tenant_lease(spec, _free(state, running[name], now), piece)
             for name, state in cell.tenants.items()
-            if not state.contract.suspended and state.breaker.state == "closed"
+            if not state.contract.suspended and state.breaker.state == "closed" and name not in cell.leaving
         },
         replicas=replicas,
         pools={

@@ -15,11 +15,15 @@ SERVICE_MARGIN = 1.05
 
 
 def tokens_needed(cell: Cell, flight: Flight, offer: Offer) -> int:
-    """Prompt plus predicted output over all sequences: what is reserved. Nothing for cache and template."""
+    """Prompt plus predicted output over all sequences: what is reserved. Nothing for cache and template. Never more than the
+    largest replica has, or it would wait for ever, and whoever is behind it."""
     if offer.kind is not OfferKind.MODEL:
         return 0
     output = cell.predictor.predict(flight.ask.tenant, offer.tier, flight.ask.output_bound, offer.max_tokens)
     need = offer.prompt_tokens + min(output, offer.max_tokens) * offer.best_of
+    most = cell.pools[offer.tier].roster.most(offer.version)
+    if most is not None:
+        need = min(need, most[1])
     limit = flight.state.contract.quotas.tokens_per_minute
     return min(need, max(limit, offer.prompt_tokens)) if limit else need
 
@@ -35,6 +39,8 @@ def hold(cell: Cell, flight: Flight, offer: Offer, need: int, now: Now) -> None:
     state.budget.hold(offer.price_nusd, now.wall_ns)
     flight.offer, flight.pool, flight.warmth = offer, offer.tier, None
     flight.held_tokens, flight.held_nusd = need, offer.price_nusd
+    most = cell.pools[offer.tier].roster.most(offer.version) if offer.kind is OfferKind.MODEL else None
+    flight.places = flight.sequences if most is None else min(flight.sequences, most[0])
 
 
 def give_back(flight: Flight, now: Now) -> None:
@@ -59,7 +65,8 @@ def enqueue(cell: Cell, flight: Flight, now: Now) -> None:
         # The latest moment to start: tokens of an answer that will be cut off are wasted.
         prompt = flight.offer.prompt_tokens
         service_ms = pool.pace.service_ms(prompt, max(0, flight.held_tokens - prompt) // max(1, flight.offer.best_of))
-        deadline = flight.submitted_ns + int((ask.deadline_ms - SERVICE_MARGIN * service_ms) * NS_PER_MS)
+        own = flight.submitted_ns + int((ask.deadline_ms - SERVICE_MARGIN * service_ms) * NS_PER_MS)
+        deadline = min(own, NEVER_NS)
     elif (latest := latest_start_ns(cell, flight, pool.pace.service_ms(flight.offer.prompt_tokens, 0))) is not None:
         deadline = latest
     flight.entry = Queued(
@@ -75,9 +82,10 @@ def enqueue(cell: Cell, flight: Flight, now: Now) -> None:
     if late:
         flight.entry.relegate()
     pool.queue.push(flight.entry)
-    pool.wait(flight.held_tokens, state, flight.band)
+    flight.lined_tokens = flight.held_tokens  # an engine that has not stopped yet may still raise what is held
+    pool.wait(flight.lined_tokens, state, flight.band)
     if late:
-        pool.lag(flight.held_tokens, state, flight.band)
+        pool.lag(flight.lined_tokens, state, flight.band)
 
 
 def dequeue(cell: Cell, flight: Flight) -> None:
@@ -91,5 +99,5 @@ def dequeue(cell: Cell, flight: Flight) -> None:
 
 def left_queue(pool: Pool, flight: Flight) -> None:
     assert flight.entry is not None
-    pool.unwait(flight.held_tokens, flight.state, flight.band, late=flight.entry.late)
+    pool.unwait(flight.lined_tokens, flight.state, flight.band, late=flight.entry.late)
     flight.entry = None

@@ -14,6 +14,8 @@ LEARNING_RATE = 0.05
 # Waits scatter about what is expected; a deadline is promised only with this much to spare, or under overload, when
 # everybody is admitted to the limit, half of the answers would come just too late.
 WAIT_MARGIN = 1.25
+# How fast a class leaves depends on what the higher ones want, which changes sooner than what the pool can do.
+CLASS_MEMORY_S = 10.0
 # How long work that is stopped for others will wait: twice what it has been on average, at first 5 s.
 PAUSE_MARGIN = 2.0
 DEFAULT_PAUSE_S = 2.5
@@ -34,7 +36,7 @@ class Pace:
         self._pause_s = DEFAULT_PAUSE_S
         self._paused_ns: int | None = None  # when a pause was last learned from, or first asked for
         self.drain = DrainRate()
-        self.drains = [DrainRate() for _ in CLASS_ORDER]
+        self.drains = [DrainRate(memory_s=CLASS_MEMORY_S, fades=True) for _ in CLASS_ORDER]
 
     def reported(self, stats: EngineStats) -> None:
         """A replica says how fast it is now."""

@@ -24,10 +24,10 @@ from rungway.policies.fairness import FairQueue
 from rungway.policies.ladder import LadderState
 from rungway.policies.locality import Warmth
 from rungway.policies.offers import TierView
-from rungway.policies.placement import ReplicaView
+from rungway.policies.placement import Need, ReplicaView
 from rungway.policies.prefixes import HeldPrefixes, free_bit
 from rungway.policies.reclaim import Claim
-from rungway.policies.roster import Need, Roster
+from rungway.policies.roster import Roster
 from rungway.policies.shard import shard_of
 from rungway.policies.versions import pick_version
 
@@ -87,6 +87,9 @@ class Pool(Holdings):
     def adopt(self, tier: Tier, spec: ControllerSpec) -> None:
         """A reload: new terms for the same replicas and queue."""
         self.tier, self.spec = tier, spec
+        self.shards.clear()  # their sizes are in the contracts
+        for breaker in self.breakers.values():
+            breaker.adopt(spec.breaker_failures, spec.breaker_open_s)
         self.queue.set_shares(spec.class_shares)
         self.queue.set_late(spec.shed.late_turn, spec.shed.late_quantum_tokens)
         self.roster.stretch(spec.in_flight_factor)
@@ -214,8 +217,13 @@ class Pool(Holdings):
         return sum(misses) / len(misses) if len(misses) >= SLO_SAMPLES // 2 else 0.0
 
     def pick_version(self, key: int) -> Version:
-        """Weighted choice among the tier's versions by a stable key, so that a session keeps its version."""
-        return pick_version(self.tier.versions, key)
+        """Weighted choice among the tier's versions that have replicas, by a stable key: a session keeps its version."""
+        return pick_version(self.tier.versions, key, self.roster.served())
+
+    def strands(self, flight: Flight) -> bool:
+        """Its version has no replica any more, and another one of the tier does."""
+        served = self.roster.served()
+        return bool(served) and flight.offer is not None and flight.offer.version not in served
 
     def retry_after_s(self, now_ns: int) -> int:
         """Seconds in which what waits here now will probably have been dispatched."""
@@ -233,16 +241,12 @@ class Pool(Holdings):
 
     def idle_view(self, version: Version) -> TierView:
         """For an Ask that this tier cannot serve: it only counts with its rank."""
-        return TierView(self.tier, version, 0.0, self.pace.prefill_rate, self.pace.decode_ms, 0.0, bool(self.views))
+        most, pace = self.roster.most(version.name), self.pace
+        kv_tokens = None if most is None else most[1]
+        return TierView(
+            self.tier, version, 0.0, pace.prefill_rate, pace.decode_ms, 0.0, up=bool(self.views), kv_tokens=kv_tokens
+        )
 
     def tier_view(self, version: Version, wait_s: float) -> TierView:
         """`wait_s`: expected for the Ask that looks."""
-        return TierView(
-            tier=self.tier,
-            version=version,
-            saturation=self.saturation(),
-            prefill_tokens_per_s=self.pace.prefill_rate,
-            decode_ms_per_token=self.pace.decode_ms,
-            queue_wait_ms=1000.0 * wait_s,
-            up=bool(self.views),
-        )
+        return self.idle_view(version)._replace(saturation=self.saturation(), queue_wait_ms=1000.0 * wait_s)

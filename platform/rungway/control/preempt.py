@@ -150,8 +150,8 @@ def breaks_a_promise(flight: Flight, attempt: Attempt, pace: Pace, now_ns: int) 
     """A pause of the usual length would cost a running answer its deadline, its first-token target or its pace. What is
     missed in any case, but for a deadline, is no reason to spare it."""
     lived_ms = (now_ns - flight.submitted_ns) / NS_PER_MS
-    made = sum(each.emitted for each in flight.attempts.values()) / attempt.sequences
-    whole = max(made, attempt.output_reserved / attempt.sequences)
+    made = sum(each.emitted for each in flight.attempts.values()) / flight.sequences
+    whole = max(made, attempt.output_reserved / flight.sequences)
     left_ms, pause_ms = (whole - made) * pace.decode_ms, 1000.0 * pace.pause_s(now_ns)
     if flight.ask.deadline_ms is not None and flight.ask.deadline_ms - lived_ms - left_ms < pause_ms:
         return True
@@ -180,14 +180,14 @@ def _claim(cell: Cell, pool: Pool, scene: _Scene, flight: Flight, why: str, now:
             [minimum_share(pool, lower) if lower > band else 0.0 for lower in range(len(CLASS_ORDER))],
         )
     rooms = [_room(pool, scene, view) for view in pool.candidates(flight, now.mono_ns)]
-    chosen = choose_victims(Need(flight.sequences, flight.held_tokens), rooms, may, scene.spare, keeps)
+    chosen = choose_victims(Need(flight.places, flight.held_tokens), rooms, may, scene.spare, keeps)
     if chosen is None or not chosen[1]:
         return
     replica_id, victims = chosen
     request_id = flight.ask.request_id
     until_ns = now.mono_ns + int(pool.spec.preempt.claim_s * NS_PER_S)
     pool.claims[request_id] = Claim(
-        request_id, flight.ask.tenant, band, replica_id, flight.sequences, flight.held_tokens, until_ns
+        request_id, flight.ask.tenant, band, replica_id, flight.places, flight.held_tokens, until_ns
     )
     scene.running = [each for each in scene.running if each not in victims]
     for victim in victims:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from rungway.control.bill import ledger_row
 from rungway.control.cell import FREE, Cell, Now
-from rungway.control.flight import Flight, ledger_row
+from rungway.control.flight import Flight
 from rungway.control.line import give_back
 from rungway.messages import Refused
 from rungway.outcomes import CODES, Code, Outcome

@@ -3,8 +3,9 @@ back with a replica that was only cut off."""
 
 from __future__ import annotations
 
+from rungway.control.bill import ledger_row
 from rungway.control.cell import FREE, Cell, Now
-from rungway.control.flight import Flight, ledger_row
+from rungway.control.flight import Flight
 from rungway.control.line import dequeue, enqueue, give_back
 from rungway.control.refuse import refuse_retry
 from rungway.messages import Granted, Retry

@@ -23,7 +23,7 @@ from rungway.contracts import Platform, Tier
 from rungway.control import queries
 from rungway.control.cell import Now
 from rungway.control.core import Core
-from rungway.control.restore import restore
+from rungway.control.restore import look_up, newcomers, recall, restore
 from rungway.control.session_secret import load_secret
 from rungway.errors import ChannelError, ConfigError, LedgerError, RequestError
 from rungway.ledger import LedgerReader, LedgerWriter, database_url
@@ -56,6 +56,8 @@ QUERY_THREADS = 2
 QUERIES_WAITING_MAX = 256
 WRITTEN_S = 0.25
 """How long a query waits for rows that are on their way to the ledger."""
+RELOAD_WRITTEN_S = 5.0
+"""The same for a reload, which rests on them."""
 
 
 def _now() -> Now:
@@ -80,6 +82,7 @@ class ControllerService:
         self._durable = 0  # highest ticket known to be committed
         self._readers: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._queries = 0
+        self._reloading = asyncio.Lock()
         self._tasks: set[asyncio.Task[Answer]] = set()
         self._tick: asyncio.Task[None] | None = None
         self._pool = ThreadPoolExecutor(QUERY_THREADS, thread_name_prefix="rungway-query")
@@ -234,14 +237,14 @@ class ControllerService:
         self.core.cell.effects.held.append((peer, answer))  # a command is answered once its audit row is there
         self._flush()
 
-    async def _written(self) -> None:
+    async def _written(self, within_s: float | None = None) -> None:
         """Let the ledger catch up with what was settled by now: who asks right after an answer finds it there."""
         ticket = self.writer.hurry()
         if ticket > self._durable:
             reader: asyncio.Future[None] = self._loop.create_future()
             self._readers.append((ticket, reader))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(reader, WRITTEN_S)
+                await asyncio.wait_for(reader, WRITTEN_S if within_s is None else within_s)
 
     async def in_thread(self, call: Callable[[], T]) -> T:
         """Run a ledger read off the loop."""
@@ -251,15 +254,27 @@ class ControllerService:
         """Read the files again and put them into force. Raises ConfigError and keeps the old ones when any is wrong."""
         if self.config_path is None:
             raise ConfigError([])
-        path, old = self.config_path, self.platform
-        loaded = await self.in_thread(
-            lambda: load_platform(path, state_dir=Path(old.state_dir), port=old.port, host=old.host)
-        )
-        self.platform = loaded = with_running_engines(loaded, old)
-        self.core.reload(loaded, _now())
-        self.metrics.adopt(loaded)
+        path = self.config_path
+        async with self._reloading:
+            old = self.platform
+            loaded = await self.in_thread(
+                lambda: load_platform(path, state_dir=Path(old.state_dir), port=old.port, host=old.host)
+            )
+            await self.adopt(with_running_engines(loaded, old))
+        return self.platform
+
+    async def adopt(self, platform: Platform) -> None:
+        """Put it into force. Whoever was a tenant before comes back with what he has used, as the ledger knows it."""
+        now, found = _now(), newcomers(self.core.cell, platform)
+        if found:
+            self._flush()
+            await self._written(RELOAD_WRITTEN_S)
+        known = await self.in_thread(lambda: look_up(found, self.reader, now))
+        self.platform = platform
+        self.core.reload(platform, _now())
+        recall(self.core.cell, known, _now())
+        self.metrics.adopt(platform)
         self._flush()
-        return loaded
 
 
 def with_running_engines(loaded: Platform, running: Platform) -> Platform:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from rungway.clock import NS_PER_S
 from rungway.control.admit import readmit
+from rungway.control.bill import ledger_row
 from rungway.control.cell import FREE, Cell, Now, Orphan
-from rungway.control.flight import Attempt, Flight, ledger_row
+from rungway.control.flight import Attempt, Flight
 from rungway.control.late import next_look_ns, relegate, waited_too_long
 from rungway.control.line import dequeue
 from rungway.control.orphans import ORPHANS_MAX, keep_stray, sweep_orphans, write_orphan
@@ -102,7 +103,7 @@ def attempt_ended(cell: Cell, replica_id: str, end: AttemptEnd, now: Now) -> Non
     if end.finish in ("stop", "length"):
         whole = sum(each.emitted for each in flight.attempts.values())
         if whole:  # a request that only scores its prompt says nothing of how long answers are
-            cell.predictor.observe(end.billing.tenant, flight.pool, whole // max(1, attempt.sequences))
+            cell.predictor.observe(end.billing.tenant, flight.pool, whole // flight.sequences)
         breaker = pool.breakers.get(replica_id)
         if breaker is not None:
             breaker.record(True, now.mono_ns)
@@ -143,7 +144,7 @@ def progress(cell: Cell, request_id: str, number: int, emitted: int, now: Now) -
     cell.pools[flight.pool].queue.charge(flight.ask.tenant, flight.band, 2.0 * (emitted - attempt.emitted))
     attempt.emitted = emitted
     over = emitted - attempt.output_reserved
-    if over > 0:
+    if over > 0 and flight.entry is None:  # what waits counts in its line with what it held when it joined
         flight.state.tokens.take(over, now.mono_ns)
         flight.held_tokens += over
         attempt.output_reserved += over
@@ -226,7 +227,7 @@ def sweep(cell: Cell, now: Now) -> None:
         lost_ns = flight.gateway_lost_ns
         if lost_ns is None and flight.finish is None and flight.entry is None:
             continue  # it runs, and its gateway is there
-        if lost_ns is not None and not flight.open_attempts():
+        if lost_ns is not None and (flight.entry is not None or not flight.open_attempts()):
             if now.mono_ns - lost_ns > spec.orphan_wait_s * NS_PER_S:
                 _abandon(cell, flight, now)
         elif flight.entry is not None:

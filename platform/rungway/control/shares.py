@@ -27,7 +27,8 @@ def cap_allows(pool: Pool, flight: Flight) -> bool:
     share, slots = state.contract.isolation.in_flight_share_max, pool.in_flight()[1]
     held = state.pool_tokens.get(pool.name, 0)
     running = state.pool_running.get(pool.name, 0)
-    return held + flight.held_tokens <= share * pool.capacity_tokens() and running + 1 <= max(1, int(share * slots))
+    fits = held + flight.held_tokens <= share * pool.capacity_tokens()
+    return fits and running + flight.places <= max(1, int(share * slots))
 
 
 def in_reserve(pool: Pool, flight: Flight, sequences: int = 0, tokens: int = 0) -> bool:
@@ -37,7 +38,7 @@ def in_reserve(pool: Pool, flight: Flight, sequences: int = 0, tokens: int = 0) 
     if not share:
         return False
     tokens += state.pool_tokens.get(pool.name, 0) + flight.held_tokens
-    sequences += state.pool_running.get(pool.name, 0) + flight.sequences
+    sequences += state.pool_running.get(pool.name, 0) + flight.places
     return tokens <= share * pool.capacity_tokens() and sequences <= int(share * pool.in_flight()[1])
 
 
@@ -46,7 +47,7 @@ def _reserves_allow(pool: Pool, flight: Flight) -> bool:
     tokens, places = pool.reserved_for_others(flight.state)
     running, slots = pool.in_flight()
     fits = pool.held_tokens + flight.held_tokens <= pool.capacity_tokens() - tokens
-    return fits and running + flight.sequences <= slots - places
+    return fits and running + flight.places <= slots - places
 
 
 def own_share(pool: Pool, state: TenantState) -> float:

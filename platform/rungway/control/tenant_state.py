@@ -63,6 +63,7 @@ class TenantState:
     def reload(self, contract: Tenant, spec: ControllerSpec, now_ns: int, wall_ns: int) -> None:
         """New contract, same usage: what was used stays used."""
         self.contract = contract
+        self.breaker.adopt(spec.breaker_failures, spec.breaker_open_s)
         self.retries.resize(contract.isolation.retry_budget_ratio, spec.retry_budget_floor)
         self.requests.resize(contract.quotas.requests_per_minute, now_ns)
         self.tokens.resize(contract.quotas.tokens_per_minute, now_ns)

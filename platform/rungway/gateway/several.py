@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,15 +24,18 @@ from rungway.gateway.call import Call
 from rungway.gateway.schema import HARMLESS, CompletionBody, bad
 from rungway.outcomes import Code
 
+_log = logging.getLogger(__name__)
+
 Serve = Callable[[Call], Awaitable[None]]
 _CACHED = ("hit-exact", "miss", "off")  # what an answer says of parts that differ: never more than holds for all
 
 
 @dataclass(slots=True, frozen=True)
 class Several:
-    """The bodies that the client could have sent one by one."""
+    """The bodies that the client could have sent one by one; how long it may take to read their answer."""
 
     bodies: list[bytes]
+    read_s: float
 
 
 def several(body: CompletionBody, raw: bytes, headers: dict[bytes, bytes], spec: GatewaySpec) -> Several | None:
@@ -55,7 +59,7 @@ def several(body: CompletionBody, raw: bytes, headers: dict[bytes, bytes], spec:
         fields.pop(name, None)
     if len(given) * sum(len(bytes(value)) for value in fields.values()) > spec.body_bytes_max:
         raise bad("prompt", "the fields beside 'prompt' are too long for so many prompts")
-    return Several([msgspec.json.encode(fields | {"prompt": one}) for one in given])
+    return Several([msgspec.json.encode(fields | {"prompt": one}) for one in given], spec.request_timeout_s)
 
 
 class Part:
@@ -124,7 +128,11 @@ async def serve_each(call: Call, asked: Several, serve: Serve) -> None:
         return
     call.facts = _together(call.facts, [part.call.facts for part in parts])
     whole = await asyncio.to_thread(_body, call, parts)
-    await call.respond(200, json_headers(call.facts, len(whole)), whole)
+    try:
+        async with asyncio.timeout(asked.read_s):
+            await call.respond(200, json_headers(call.facts, len(whole)), whole)
+    except TimeoutError:
+        _log.warning("%s: the client did not read its answer and was cut off", call.id)
 
 
 def _error(part: Part, index: int) -> RequestError:
@@ -132,9 +140,7 @@ def _error(part: Part, index: int) -> RequestError:
     if not part.status:
         return RequestError(Code.INTERNAL, "an internal error; the request id helps to find it")
     error = msgspec.json.decode(part.answer)["error"]
-    param = error["param"]
-    if param is not None and param.startswith("prompt"):
-        param = param.replace("prompt", f"prompt[{index}]", 1)
+    param = f"prompt[{index}]" if error["param"] == "prompt" else error["param"]
     return RequestError(Code(error["code"]), error["message"], param=param, retry_after_s=part.call.facts.retry_after_s)
 
 

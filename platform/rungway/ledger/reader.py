@@ -116,9 +116,9 @@ class LedgerReader:
             return chain.VerifyResult(False, head.seq, bad, f"row {anchor.seq} is not the one noted before", head)
         return chain.VerifyResult(True, head.seq, None, f"{head.seq} rows, the chain holds", head)
 
-    def spent_since(self, tenant: str, wall_ns: int) -> int:
-        """Nano-dollars billed to a tenant for requests that ended since then."""
-        query = select(func.coalesce(func.sum(ledger.c.cost_nusd), 0)).where(usage.span(wall_ns, None, tenant))
+    def spent_since(self, tenant: str, wall_ns: int, until_ns: int | None = None) -> int:
+        """Nano-dollars billed to a tenant for requests that ended since then, and before `until_ns`."""
+        query = select(func.coalesce(func.sum(ledger.c.cost_nusd), 0)).where(usage.span(wall_ns, until_ns, tenant))
         with self._reading() as connection:
             return int(connection.execute(query).scalar_one())
 

@@ -49,13 +49,17 @@ class Breaker:
     __slots__ = ("_failed", "_failures", "_open_ns", "_probe_ns", "_since_ns", "_state")
 
     def __init__(self, failures: int, open_s: float) -> None:
-        assert failures >= 1 and open_s > 0
-        self._failures = failures
-        self._open_ns = int(open_s * _NS_PER_S)
+        self.adopt(failures, open_s)
         self._state = State.CLOSED
         self._failed = 0
         self._since_ns = 0
         self._probe_ns: int | None = None
+
+    def adopt(self, failures: int, open_s: float) -> None:
+        """Take other terms after a reload; what was counted stays counted."""
+        assert failures >= 1 and open_s > 0
+        self._failures = failures
+        self._open_ns = int(open_s * _NS_PER_S)
 
     @property
     def state(self) -> State:

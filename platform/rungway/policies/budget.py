@@ -120,11 +120,15 @@ class BudgetMeter:
         self._roll(wall_ns)
         return (self._end_ns - wall_ns) / _NS_PER_S
 
+    def same_period(self, budget: Budget) -> bool:
+        """Whether its windows would be the present ones."""
+        return (budget.per, budget.timezone) == (self._budget.per, self._budget.timezone)
+
     def reload(self, budget: Budget, wall_ns: int) -> None:
         """Take a new limit or period. Spent and held stay; after a change of period the caller restores the spent
         amount of the new window from the ledger."""
         self._roll(wall_ns)
-        if (budget.per, budget.timezone) != (self._budget.per, self._budget.timezone):
+        if not self.same_period(budget):
             self._start_ns, self._end_ns = window(budget.per, budget.timezone, max(wall_ns, self._start_ns))
         self._budget = budget
 

@@ -18,7 +18,7 @@ import msgspec
 from rungway.contracts import CLASS_ORDER, Platform, Price, Tenant
 from rungway.leases import Lease, TenantLease
 from rungway.policies.offers import TierView, quote
-from rungway.policies.placement import ReplicaView, choose
+from rungway.policies.placement import Need, ReplicaView, choose
 from rungway.policies.quality import QualityModel
 from rungway.policies.shard import shard_of
 from rungway.policies.versions import pick_version
@@ -69,7 +69,9 @@ class Desk:
         self._in_tier: Counter[tuple[str, str]] = Counter()
         # Offers to those that wait for a place: with each place that is free all of them are looked at again.
         self._offers: dict[str, Offer | None] = {}
-        self._basis: tuple[Platform, frozenset[str]] | None = None  # what they were made for: the tiers that are up
+        self._basis: tuple[Platform, frozenset[tuple[str, str]]] | None = (
+            None  # made for: the (tier, version) that are up
+        )
 
     def receive(self, lease: Lease, now_ns: int) -> None:
         """`now_ns`: monotonic, of this gateway; its TTL runs from here."""
@@ -177,7 +179,9 @@ class Desk:
         """The best offer at rung 0, if it is a full one."""
         assert self._lease is not None
         here = frozenset(
-            view.tier for view in self._views.values() if view.max_num_seqs and view.replica_id in reachable
+            (view.tier, view.version)
+            for view in self._views.values()
+            if view.max_num_seqs and view.replica_id in reachable
         )
         if self._basis is None or self._basis[0] is not platform or self._basis[1] != here:
             self._basis = platform, here
@@ -195,7 +199,7 @@ class Desk:
         return msgspec.structs.replace(offer, time_ms=offer.time_ms + waited_ms)
 
     def _quote(
-        self, ask: Ask, contract: Tenant, platform: Platform, here: frozenset[str], waited_ms: float
+        self, ask: Ask, contract: Tenant, platform: Platform, here: frozenset[tuple[str, str]], waited_ms: float
     ) -> Offer | None:
         assert self._lease is not None
         key = crc32((ask.session or ask.request_id).encode())
@@ -204,7 +208,8 @@ class Desk:
             known = self._lease.pools.get(tier.name)
             if known is not None and tier.kind is ask.kind:
                 speed = (known.saturation, known.prefill_tokens_per_s, known.decode_ms_per_token)
-                views.append(TierView(tier, pick_version(tier.versions, key), *speed, 0.0, tier.name in here))
+                served = {version for name, version in here if name == tier.name}
+                views.append(TierView(tier, pick_version(tier.versions, key, served), *speed, 0.0, bool(served)))
         found = quote(ask, contract, views, {}, platform.ladder, self._quality, {}, waited_ms=waited_ms)
         best = found.offers[0] if found.offers else None
         return best if best is not None and not best.degraded and not best.rung else None
@@ -215,7 +220,7 @@ class Desk:
         return part.nusd is None or self._nusd[tenant] + nusd <= part.nusd
 
     def _place(
-        self, ask: Ask, contract: Tenant, offer: Offer, need: int, reachable: Collection[str], part: TenantLease
+        self, ask: Ask, contract: Tenant, offer: Offer, tokens: int, reachable: Collection[str], part: TenantLease
     ) -> ReplicaView | None:
         """A reachable replica of the offered version with a leased place. No tenant takes more than its share of the
         places of a tier, so that a burst of one leaves the others some."""
@@ -228,16 +233,8 @@ class Desk:
             return None
         size = contract.isolation.shard_replicas
         usable = views if size is None else shard_of(ask.tenant, views, size)
-        return choose(
-            [view for view in usable if view.replica_id in reachable],
-            sequences=sequences,
-            tokens=need,
-            session=ask.session,
-            avoid=frozenset(),
-            now_ns=0,
-            stale_ns=0,
-            factor=1.0,
-        )
+        need = Need(offer.version, sequences, tokens, ask.session, now_ns=0, stale_ns=0)
+        return choose([view for view in usable if view.replica_id in reachable], need, factor=1.0)
 
     def _hold(self, tenant: str, grant: Grant) -> None:
         held = self._held[grant.request_id] = _Held(tenant, grant)

@@ -16,12 +16,17 @@ _EVIDENCE_MIN_S = 0.2
 
 
 class DrainRate:
-    """Drain rate of one pool. Without evidence it claims nothing: no expected wait, and a Retry-After of one second."""
+    """Drain rate of one pool. Without evidence it claims nothing: no expected wait, and a Retry-After of one second.
 
-    __slots__ = ("_busy_s", "_last_ns", "_memory_s", "_tokens", "_waiting")
+    What a pool can do does not change while nobody waits, so only time backlogged counts as time. With `fades` all time does:
+    the rate of one class is what the others leave it, and what a crowd of theirs did to it goes with the crowd.
+    """
 
-    def __init__(self, *, memory_s: float = _MEMORY_S) -> None:
+    __slots__ = ("_busy_s", "_fades", "_last_ns", "_memory_s", "_tokens", "_waiting")
+
+    def __init__(self, *, memory_s: float = _MEMORY_S, fades: bool = False) -> None:
         assert memory_s > 0
+        self._fades = fades
         self._memory_s = memory_s
         self._tokens = 0.0
         self._busy_s = 0.0
@@ -31,11 +36,14 @@ class DrainRate:
     def observe(self, weighted_tokens: float, now_ns: int, waiting: bool = True) -> None:
         """Work of that cost left the queue; `waiting` = something is still queued for this pool after it. A caller that
         leaves `waiting` out counts idle time as slowness, and its estimates are too long at low load."""
-        if self._waiting:
-            elapsed_s = self._silence_s(now_ns)
+        if self._waiting or self._fades:
+            elapsed_s = self._silence_s(now_ns) if self._waiting else max(0, now_ns - self._last_ns) / _NS_PER_S
             keep = math.exp(-elapsed_s / self._memory_s)
-            self._tokens = self._tokens * keep + weighted_tokens
-            self._busy_s = self._busy_s * keep + elapsed_s
+            self._tokens *= keep
+            self._busy_s *= keep
+        if self._waiting:
+            self._tokens += weighted_tokens
+            self._busy_s += self._silence_s(now_ns)
         self._last_ns = now_ns
         self._waiting = waiting
 

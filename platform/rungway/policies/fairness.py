@@ -21,7 +21,8 @@ from collections.abc import Iterator, Mapping
 from rungway.contracts import CLASS_ORDER
 from rungway.overload import LATE_QUANTUM, LATE_TURN
 from rungway.policies import locality
-from rungway.policies.bands import Band, Flow, Judge, Queued, Verdict
+from rungway.policies.bands import Band, Judge, Verdict
+from rungway.policies.flow import Flow, Queued
 from rungway.policies.locality import Local
 
 __all__ = ["FairQueue", "Judge", "Queued", "Verdict"]
@@ -150,7 +151,7 @@ class FairQueue:
         its_band.charged += weighted_tokens
 
     def counter(self, tenant: str, band: int) -> float:
-        """Service / weight so far, lifts included; 0.0 for an unknown tenant."""
+        """Service / weight so far, lifts included, above a level that all of a band share; 0.0 for an unknown tenant."""
         flow = self._bands[band].flows.get(tenant)
         return 0.0 if flow is None else flow.counter
 
@@ -236,4 +237,5 @@ class FairQueue:
 
 
 def _walk(band: Band, judge: Judge, local: Local | None) -> tuple[Queued | None, bool]:
+    band.rebase()
     return band.walk(judge) if local is None else locality.walk(band, judge, local)

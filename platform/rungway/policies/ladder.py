@@ -172,17 +172,27 @@ def _without_override(state: LadderState, pressure: float, why: str) -> tuple[La
     return plain, Transition(state.in_force, plain.in_force, pressure, why)
 
 
-def rung_index(spec: LadderSpec, name: str) -> int:
-    """Index of the rung called `name`. KeyError when the ladder has none."""
-    for rung in spec.rungs:
-        if rung.name == name:
-            return rung.index
-    raise KeyError(name)
+def smaller_tier(spec: LadderSpec) -> int:
+    """Index of the rung that gives the smaller tier; 0 when the ladder has none."""
+    return next((rung.index for rung in spec.rungs if rung.name == RungName.SMALL_TIER), 0)
+
+
+def clamped(state: LadderState, spec: LadderSpec) -> LadderState:
+    """After a reload: no deeper than the ladder goes now."""
+    deepest = len(spec.rungs) - 1
+    override = None if state.override is None else min(state.override, deepest)
+    return replace(state, rung=min(state.rung, deepest), override=override)
+
+
+def floor_of(tenant: Tenant, spec: LadderSpec) -> int:
+    """Index of the deepest rung that may touch the tenant: 0 when the ladder has none of that name, as for who left the
+    configuration before the ladder changed and has work here still."""
+    return next((rung.index for rung in spec.rungs if rung.name == tenant.ladder.floor), 0)
 
 
 def effective_rung(rung: int, tenant: Tenant, spec: LadderSpec) -> int:
     """`rung`, but never deeper than the tenant's floor."""
-    return min(rung, rung_index(spec, tenant.ladder.floor)) if rung else 0
+    return min(rung, floor_of(tenant, spec)) if rung else 0
 
 
 def diagram() -> str:

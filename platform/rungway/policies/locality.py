@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rungway.policies.bands import Band, Flow, Judge, Queued, Verdict
+from rungway.policies.bands import Band, Judge, Verdict
+from rungway.policies.flow import Flow, Queued
 from rungway.policies.prefixes import Holders, leading
 
 WINDOW = 16  # first entries of a tenant that may be preferred

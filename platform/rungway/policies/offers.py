@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rungway.contracts import NUSD_PER_USD, LadderSpec, Tenant, TierKind
-from rungway.policies.ladder import RungName, rung_index
+from rungway.policies.ladder import RungName, floor_of
 from rungway.policies.quality import QualityModel
 from rungway.policies.worth import NEVER, Terms, TierView, Why, cache_offer, idle_offer, model_offer, template_offer
 from rungway.types import Action, Ask, Offer, OfferKind, Rejected, Risk
@@ -34,7 +34,7 @@ class Quote(NamedTuple):
 
 def permitted(tenant: Tenant, ladder: LadderSpec) -> dict[str, int]:
     """Rungs that may touch this tenant: name -> index, from 1 to its floor, without its opt-outs."""
-    floor = rung_index(ladder, tenant.ladder.floor)
+    floor = floor_of(tenant, ladder)
     out = tenant.ladder.opt_out
     return {rung.name: rung.index for rung in ladder.rungs[1 : floor + 1] if rung.name not in out}
 
@@ -174,7 +174,7 @@ class _Judge:
         trim = terms.caps(RungName.CONTEXT_TRIM, rung)
         smaller = view.tier.rank < self.best_rank
         # A smaller tier may lack room for a prompt that the asked one holds: where that tier's rung trims, so may this.
-        fits = ask.prompt_tokens.get(view.tier.name, 0) < view.version.max_context
+        fits = ask.prompt_tokens.get(view.tier.name, 0) < view.window
         if smaller and not fits:
             trim = terms.caps(RungName.CONTEXT_TRIM, max(rung, deepest))
         offer = model_offer(

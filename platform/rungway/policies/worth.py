@@ -48,7 +48,8 @@ class TierView(NamedTuple):
 
     `saturation`: 1.0 = as much in flight as the pool takes, more when work waits. `decode_ms_per_token`: per sequence,
     as expected at the present batch. `queue_wait_ms`: expected wait of a new Ask. A tier without replicas (`up` False) is
-    never offered, but it still counts for what the best offer would have been.
+    never offered, but it still counts for what the best offer would have been. `kv_tokens`: of the largest replica, as far
+    as one is known (None): no answer goes beyond it.
     """
 
     tier: Tier
@@ -58,6 +59,13 @@ class TierView(NamedTuple):
     decode_ms_per_token: float
     queue_wait_ms: float
     up: bool = True
+    kv_tokens: int | None = None
+
+    @property
+    def window(self) -> int:
+        """Most tokens of a prompt and its answer."""
+        context = self.version.max_context
+        return context if self.kv_tokens is None else min(context, self.kv_tokens)
 
 
 class Terms(NamedTuple):
@@ -112,7 +120,7 @@ def model_offer(view: TierView, terms: Terms, *, cut: bool, trim: bool, loaded: 
     if smaller:
         degraded = (*degraded, RungName.SMALL_TIER)
     # Each text to embed was measured by the gateway and leaves no room for an answer; `prompt` is all of them.
-    room = version.max_context - prompt if ask.kind is TierKind.TEXT else 0
+    room = view.window - prompt if ask.kind is TierKind.TEXT else 0
     if room < 1 and ask.kind is TierKind.TEXT:
         return Why.CONTEXT
     max_tokens = min(version.default_max_tokens if ask.output_bound is None else ask.output_bound, room)

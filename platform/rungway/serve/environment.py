@@ -24,6 +24,7 @@ from rungway.serve import haproxy, processes
 
 # A Unix socket's path may be 107 bytes long; below the run directory Ray and HAProxy need up to 83 of them.
 RUN_DIR_BYTES_MAX = 24
+_NICENESS = "RAY_worker_niceness"
 DRAIN_S = 1.0
 """How long a leaving gateway stays reachable so that HAProxy, which hears of it at once, can turn to others."""
 
@@ -117,6 +118,9 @@ def _common(run_dir: Path) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray's workers give way (nice 15) to everything else on the machine, as suits batch work; ours serve, and whatever
+        # computes beside them would get thirty times their share of a core.
+        _NICENESS: os.environ.get(_NICENESS, "0"),
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(DRAIN_S),
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": str(DRAIN_S),

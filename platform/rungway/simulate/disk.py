@@ -47,9 +47,9 @@ class Disk:
                 found[row.tenant] = (requests + 1, tokens + row.prompt_tokens + row.output_tokens)
         return found
 
-    def spent_since(self, tenant: str, wall_ns: int) -> int:
+    def spent_since(self, tenant: str, wall_ns: int, until_ns: int | None = None) -> int:
         mine = (row for row in self.rows.values() if row.tenant == tenant and row.ended_wall_ns >= wall_ns)
-        return sum(row.cost_nusd for row in mine)
+        return sum(row.cost_nusd for row in mine if until_ns is None or row.ended_wall_ns < until_ns)
 
     def settled(self, since_ns: int, limit: int) -> list[tuple[str, str, dict[int, int]]]:
         rows = sorted(

@@ -17,6 +17,7 @@ from rungway.simulate import books
 from rungway.simulate.disk import Disk
 from rungway.simulate.history import History
 from rungway.simulate.loop import Loop
+from rungway.simulate.sums import recount
 from rungway.types import Grant, OfferKind, Risk
 
 if TYPE_CHECKING:
@@ -140,46 +141,8 @@ class Invariants:
     # -- every second -----------------------------------------------------------------------------------------
 
     def _recount(self, cell: Cell) -> None:
-        """The sums that the controller keeps against the flights that they are sums of."""
         self.checks += 1
-        running: Counter[str] = Counter()
-        waiting: Counter[str] = Counter()
-        money: Counter[str] = Counter()
-        tokens: Counter[tuple[str, str]] = Counter()
-        on_replica: Counter[str] = Counter()
-        for flight in cell.flights.values():
-            tenant = flight.state.contract.name
-            running[tenant] += flight.running
-            waiting[tenant] += flight.entry is not None
-            money[tenant] += flight.held_nusd
-            for attempt in flight.attempts.values():
-                if not attempt.released:
-                    tokens[(tenant, flight.pool)] += attempt.tokens
-                    on_replica[attempt.replica_id] += attempt.sequences
-        held_in: Counter[str] = Counter()
-        queued_in: Counter[str] = Counter()
-        for name, state in cell.tenants.items():
-            if state not in cell.crowd and name not in running and not state.budget.held:
-                continue  # silent; what it still held would be missing in its pool's sum
-            kept = (state.running, state.waiting, state.budget.held)
-            found = (running.get(name, 0), waiting.get(name, 0), money.get(name, 0))
-            if kept != found:
-                self.fail(f"{name}: running, waiting, held are kept as {kept}, counted {found}")
-            for pool in cell.pools:
-                held, counted = state.pool_tokens.get(pool, 0), tokens.get((name, pool), 0)
-                held_in[pool] += held
-                queued_in[pool] += state.queued_tokens.get(pool, 0)
-                if held != counted:
-                    self.fail(f"{name}: tokens in {pool} kept as {held}, counted {counted}")
-        for pool_ in cell.pools.values():
-            if pool_.held_tokens != held_in[pool_.name]:
-                self.fail(f"{pool_.name}: held tokens are not the sum over tenants")
-            if pool_.queued_tokens != queued_in[pool_.name]:
-                self.fail(f"{pool_.name}: queued tokens are not the sum over tenants")
-            for view in pool_.views.values():
-                if view.running != on_replica[view.replica_id]:
-                    counted = on_replica[view.replica_id]
-                    self.fail(f"{view.replica_id}: {view.running} sequences kept, {counted} counted")
+        recount(cell, self.fail)
 
     def _runners(self, cell: Cell) -> None:
         """What a replica of the list has reported to run fills its place, but for the moment of a message."""

@@ -11,6 +11,8 @@ from random import Random
 from rungway.contracts import TenantClass
 from rungway.types import Action, Risk
 
+TOKENS_MAX = 1 << 30
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -76,6 +78,20 @@ def _of(stream: Stream, rng: Random) -> Iterator[Arrival]:
             leaves_ms=rng.uniform(1.0, 3000.0) if rng.random() < stream.cancel_share else None,
             model=stream.model,
         )
+
+
+def arrival(at_s: float, tenant: str, prompt: int, output: int, blocks: tuple[int, ...] = ()) -> Arrival:
+    """One of a trace: at least a token each way, and a plausible bound."""
+    output = max(1, output)
+    return Arrival(at_s, tenant, max(1, prompt), output, bound_for(output), blocks=blocks)
+
+
+def tokens(value: object) -> int:
+    """A trace's number of tokens. Raises ValueError for what is none, or more than any model reads."""
+    text = str(value)
+    if not (text.strip().isdecimal() and int(text) <= TOKENS_MAX):
+        raise ValueError(f"{text[:30]!r} is no number of tokens")
+    return int(text)
 
 
 def bound_for(output_tokens: int) -> int:

@@ -39,11 +39,12 @@ function compared(best, given) {
 
 // Pressure and rung of each tier at that moment, and the threshold that the pressure stood against.
 export function pressures({ pressure = {}, rungs = {}, thresholds }) {
-  const enter = Object.entries(thresholds?.enter || {});
+  const enter = thresholds?.enter || {};  // its members are stored in the order of their names, not of the rungs
+  const names = thresholds?.names || Object.keys(enter).sort((one, other) => enter[one] - enter[other]);
   const rows = Object.entries(pressure).map(([tier, value]) => {
     const [level, signal] = Array.isArray(value) ? value : [value, ""];
     const at = rungs[tier] ?? 0;
-    return { tier, level, signal, name: enter[at]?.[0] ?? String(at), from: enter[at]?.[1] };
+    return { tier, level, signal, name: names[at] ?? String(at), from: enter[names[at]] };
   });
   if (!rows.length) return null;
   return table([
