@@ -116,8 +116,7 @@ def simulate(
     from rungway.simulate.summary import summary
 
     kinds = parse(faults)
-    if report is not None and not report.parent.is_dir():
-        raise fail(f"--report: there is no folder {report.parent}", 2)
+    _check_place(report)
     if seeds is not None:
         _many(seeds, faults, duration or RANDOM_S, jobs, as_json)
         return
@@ -144,6 +143,11 @@ def simulate(
         _print(result, world)
     if result["violations"]:
         raise fail(f"an invariant broke; reproduce: {command}")
+
+
+def _check_place(report: Path | None) -> None:
+    if report is not None and not report.parent.is_dir():
+        raise fail(f"--report: there is no folder {report.parent}", 2)
 
 
 def _cost(text: str, tiers: list[str]) -> tuple[str, str]:
