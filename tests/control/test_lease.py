@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from control.harness import SECOND, World, billed, tenant
+from control.harness import NO_LIMITS, SECOND, World, billed, tenant
 from rungway.contracts import Budget, Quotas
 from rungway.control.early import restarted
 from rungway.leases import Lease, LeaseSpec
@@ -228,6 +229,23 @@ def test_asks_that_come_before_the_replicas_wait_for_them_and_not_for_ever() -> 
     found.advance(found.cell.platform.controller.orphan_wait_s, 0.5)
     assert found.refusal(second).code == "starting"
     assert found.cell.early == {}
+
+
+def test_no_tenant_has_more_waiting_for_replicas_than_its_line_may_hold() -> None:
+    few = msgspec.structs.replace(NO_LIMITS, queue_max=2)
+    found = World(tenant("acme", quotas=few), tenant("globex"), replicas=(), lease=LeaseSpec(waiting_max=1))
+    restarted(found.cell, found.now)
+    kept = [found.submit() for _ in range(2)]
+    assert found.refusal(found.submit()).code == "starting"
+    found.core.submit(found.cell.early[kept[0]][0], found.now)  # said again: it waits on
+    others = [found.submit("globex") for _ in range(3)]
+    found.core.withdraw(kept.pop(), "client_cancelled", found.now)
+    kept.append(found.submit())
+    assert found.refusal(found.submit()).code == "starting"
+    found.replica("small", "small-r1", slots=8)
+    found.advance(0.1)
+    assert {found.grant(request).replica_id for request in (*kept, *others)} == {"small-r1"}
+    assert found.cell.early == {} and not +found.cell.early_of
 
 
 def test_an_ask_that_waits_for_replicas_can_be_withdrawn() -> None:

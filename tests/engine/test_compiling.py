@@ -91,7 +91,7 @@ def errors(ear: Ear) -> dict[str, str]:
 
 async def test_compilations_are_bounded_in_time_and_number(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
-    made, ear = engine(model, timeout_s=0.1, waiting_max=2), Ear()
+    made, ear = engine(model, timeout_s=1.0, waiting_max=2), Ear()
     await made.start(ear)
     for at in range(3):
         made.submit(ask(f"r{at}", schema(POINT)))
@@ -115,7 +115,7 @@ async def test_what_compiles_for_long_holds_up_its_own_share_only(
     """However many one share has, it has one thread; what it gave up on counts until the thread is free."""
     slow = schema({"const": "slow"})
     gate = Gate(monkeypatch, slow)
-    made, ear = engine(model, timeout_s=0.2 if threads == 1 else 20.0, threads=threads), Ear()
+    made, ear = engine(model, timeout_s=1.0 if threads == 1 else 20.0, threads=threads), Ear()
     await made.start(ear)
     for at in range(5):
         made.submit(ask(f"slow{at}", slow, share="hostile"))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rungway.policies.locality import Warmth
-from rungway.policies.placement import ReplicaView, choose, open_to_work
+from rungway.policies.placement import Need, ReplicaView, choose, open_to_work
 from rungway.policies.prefixes import HeldPrefixes, free_bit, holders, leading
 
 S = 1_000_000_000
@@ -28,16 +28,8 @@ def pick(
     tokens: int = 10,
     now_ns: int = 100 * S,
 ) -> str | None:
-    chosen = choose(
-        views,
-        sequences=sequences,
-        tokens=tokens,
-        session=session,
-        avoid=avoid,
-        now_ns=now_ns,
-        stale_ns=S,
-        factor=1.1,
-    )
+    need = Need("v1", sequences, tokens, session, now_ns, S, avoid)
+    chosen = choose(views, need, 1.1)
     return None if chosen is None else chosen.replica_id
 
 
@@ -136,18 +128,9 @@ def cheapest(
         one.bit = 1 << number
         for key in range(held.get(one.replica_id, 0)):
             where[key] = where.get(key, 0) | one.bit
-    chosen = choose(
-        views,
-        sequences=1,
-        tokens=10,
-        session=session,
-        avoid=avoid,
-        now_ns=100 * S,
-        stale_ns=S,
-        factor=1.0,
-        warmth=Warmth(prompt, 100, holders(where, range(10))),
-        imbalance=imbalance,
-    )
+    warmth = Warmth(prompt, 100, holders(where, range(10)))
+    need = Need("v1", 1, 10, session, 100 * S, S, avoid, warmth=warmth, imbalance=imbalance)
+    chosen = choose(views, need, 1.0)
     return None if chosen is None else chosen.replica_id
 
 

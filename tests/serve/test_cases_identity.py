@@ -15,7 +15,7 @@ PIECE = 12
 
 def refused_calls(cases: CasePlatform, header: str) -> list[httpx.Response]:
     headers = {"Authorization": header}
-    with httpx.Client(base_url=cases.process.url, headers=headers, timeout=10.0) as client:
+    with httpx.Client(base_url=cases.process.url, headers=headers, timeout=60.0) as client:
         return [
             client.post("/v1/chat/completions", json=chat_body("hi")),
             client.post("/v1/chat/completions", json=chat_body("hi", stream=True)),

@@ -41,10 +41,13 @@ def retry_after(answer: httpx.Response, code: str, status: int = 429) -> int:
 
 
 def test_after_the_time_it_named_a_request_limit_lets_one_in(cases: CasePlatform) -> None:
-    answers = [cases.chat("rpm30", max_tokens=1) for _ in range(31)]
-    refused = [answer for answer in answers if answer.status_code != 200]
-    wait_s = retry_after(refused[-1], "requests_per_minute")
-    assert refused[-1].headers["x-ratelimit-remaining-requests"] == "0"
+    served = 0
+    while (answer := cases.chat("rpm30", max_tokens=1)).status_code == 200:
+        served += 1
+        assert served <= 300, "no machine is so slow that it never asks faster than the limit"
+    assert served >= 30
+    wait_s = retry_after(answer, "requests_per_minute")
+    assert answer.headers["x-ratelimit-remaining-requests"] == "0"
     time.sleep(wait_s)
     assert cases.chat("rpm30", max_tokens=1).status_code == 200
 
@@ -186,5 +189,5 @@ def test_a_limit_set_to_zero_stops_new_calls_and_lets_running_ones_end(cases: Ca
         next(found)
         cases.write_tenant("paused", {"quotas": {"requests_per_minute": 0}})
         assert cases.reload().status_code == 200
-        eventually(lambda: cases.chat("paused").status_code == 429, "new calls are refused", 2.0)
+        eventually(lambda: cases.chat("paused").status_code == 429, "new calls are refused")
         assert list(found)[-1] == {"done": True}, "the running stream ends whole"

@@ -32,7 +32,7 @@ def rss_kb(pid: int) -> int:
 
 def junk(cases: CasePlatform) -> list[Callable[[], httpx.Response]]:
     url = cases.process.url
-    client = httpx.Client(base_url=url, timeout=30.0)
+    client = httpx.Client(base_url=url, timeout=60.0)
     odd = ['no"quote', "new\nline", "back\\slash", "x" * 10_000]
 
     def model(name: str) -> Callable[[], httpx.Response]:

@@ -128,7 +128,7 @@ def post(cases: CasePlatform, body: Any, *, raw: bytes | None = None, kind: str 
     """As a tenant of which nothing else is asked, so that its books show what these requests cost."""
     content = raw if raw is not None else json.dumps(body).encode()
     return cases.client("wrong-asks").post(
-        "/v1/chat/completions", content=content, headers={"content-type": kind}, timeout=5.0
+        "/v1/chat/completions", content=content, headers={"content-type": kind}, timeout=60.0
     )
 
 

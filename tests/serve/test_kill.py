@@ -59,7 +59,7 @@ def streams(pair: CasePlatform) -> Iterator[list[Client]]:
         client.thread.start()
     try:
         for client in clients:
-            assert client.reading.wait(20.0), "the stream began"
+            assert client.reading.wait(60.0), "the stream began"
         yield clients
     finally:
         for client in clients:

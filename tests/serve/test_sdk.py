@@ -19,7 +19,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 def sdk(cases: CasePlatform, tenant: str = "sdk", *, key: str | None = None, retries: int = 0) -> OpenAI:
     return OpenAI(
-        base_url=f"{cases.process.url}/v1", api_key=key or cases.keys[tenant], max_retries=retries, timeout=30.0
+        base_url=f"{cases.process.url}/v1", api_key=key or cases.keys[tenant], max_retries=retries, timeout=60.0
     )
 
 

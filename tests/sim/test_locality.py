@@ -12,8 +12,8 @@ import pytest
 
 from rungway.outcomes import Outcome
 from rungway.policies import placement
-from rungway.policies.placement import ReplicaView
-from rungway.policies.roster import Need, Roster
+from rungway.policies.placement import Need, ReplicaView
+from rungway.policies.roster import Roster
 from rungway.simulate.measure import Fairness, fairness, percentile, times_ms
 from rungway.simulate.prefix import prefix_keys
 from rungway.simulate.summary import gap_bound, hit_rate, summary

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from rungway.chaos.course import Course, Target
-from rungway.chaos.load import Phase, Stream
+from rungway.chaos.load import LoadError, Phase, Stream
 from rungway.chaos.service import tokens_between, zero_ns
 
 MODEL = "large"
@@ -26,7 +26,8 @@ PROMPT = "Explain how a lock on a canal works."
 
 
 def capacity_per_s(course: Course, answer_tokens: int, seconds: float) -> float:
-    """Answers a second when there is always somebody waiting: measured in the second half of `seconds`."""
+    """Answers a second when there is always somebody waiting: measured in the second half of `seconds`. Raises LoadError where
+    there is none: nothing can be said of a multiple of it."""
     stream = Stream(
         name="capacity",
         key=course.stage.key("undivided"),
@@ -38,7 +39,12 @@ def capacity_per_s(course: Course, answer_tokens: int, seconds: float) -> float:
     samples = course.send(f"capacity: {MEASURED_PER_S:g}/s of {answer_tokens} tokens for {seconds:.0f} s", [stream])
     course.at_rest()
     start_ns = zero_ns(samples, [stream])
-    return tokens_between(samples, seconds / 2, seconds, start_ns) / (seconds / 2) / answer_tokens
+    tokens = tokens_between(samples, seconds / 2, seconds, start_ns)
+    if not tokens:
+        raise LoadError(
+            f"no token came between {seconds / 2:g} and {seconds:g} s of the load that measures the capacity"
+        )
+    return tokens / (seconds / 2) / answer_tokens
 
 
 def asking(course: Course, phases: Sequence[Phase], *, answer_tokens: int, retries: int = 0) -> list[Stream]:

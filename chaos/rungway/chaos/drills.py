@@ -56,7 +56,7 @@ DRILLS: dict[str, Drill] = {
     ),
     "retry-storm": Drill(
         "Ten times the capacity from clients who try again at once, then a normal day: does it end with its cause?",
-        170,
+        210,
         retry_storm,
         FAIRNESS,
     ),

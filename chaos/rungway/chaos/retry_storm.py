@@ -19,9 +19,9 @@ from rungway.chaos.stage import Stage
 ANSWER_TOKENS = 64
 RETRIES = 3
 STORM_TIMES, AFTER_TIMES = 10.0, 0.8
-CAPACITY_S, STORM_S, AFTER_S = 14.0, 30.0, 40.0
+CAPACITY_S, STORM_S, AFTER_S = 14.0, 30.0, 80.0
 CONTROL_STORM_S, CONTROL_AFTER_S, CONTROL_PATIENCE_S = 8.0, 24.0, 6.0
-PROOF_S = 20.0  # recovered = good from then on, for at least so long
+PROOF_S = 40.0  # recovered = good from then on, for at least so long: more than a hundred requests
 WITHIN_S, GOODPUT_MIN = 60.0, 0.99
 ATTEMPTS_MAX = 1.2
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -75,6 +75,7 @@ class Cell:
         self.orphans: dict[str, dict[int, Orphan]] = {}  # by request and try
         self.strays: OrderedDict[str, Stray] = OrderedDict()
         self.early: dict[str, tuple[Ask, int]] = {}  # Asks that wait for the first replicas, since when
+        self.early_of: Counter[str] = Counter()  # how many of each tenant
         self.early_until_ns = 0
         self.leased: dict[str, tuple[int, object]] = {}  # gateway -> when its lease was sent, and what it rested on
         self.version = 0

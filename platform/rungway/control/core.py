@@ -85,7 +85,7 @@ class Core:
         early.arrive(self.cell, ask, now)
 
     def withdraw(self, request_id: str, outcome: str, now: Now) -> None:
-        self.cell.early.pop(request_id, None)
+        early.forget(self.cell, request_id)
         returns.withdraw(self.cell, request_id, outcome, now)
 
     def retry(self, gateway_id: str, message: Retry, now: Now) -> None:

@@ -1,5 +1,6 @@
 """Asks that reach a restarted controller before the replicas do. Refusing them would be wrong: the replicas run, they only have
-not found the new controller yet. They wait for a replica of each tier that they ask for, within a bound."""
+not found the new controller yet. They wait for a replica of each tier that they ask for, within a bound of time, and of each
+tenant as many as its line, or a gateway without a controller, may hold."""
 
 from __future__ import annotations
 
@@ -19,16 +20,23 @@ def restarted(cell: Cell, now: Now) -> None:
 def arrive(cell: Cell, ask: Ask, now: Now) -> None:
     """Judge it, or keep it for a moment."""
     known = ask.request_id in cell.flights or ask.request_id in cell.settled
-    if known or now.mono_ns >= cell.early_until_ns or _served(cell, ask):
+    if known or now.mono_ns >= cell.early_until_ns or _served(cell, ask) or _full(cell, ask):
         submit(cell, ask, now)
-    else:
-        cell.early.setdefault(ask.request_id, (ask, now.mono_ns))
+    elif ask.request_id not in cell.early:
+        cell.early[ask.request_id] = ask, now.mono_ns
+        cell.early_of[ask.tenant] += 1
+
+
+def forget(cell: Cell, request_id: str) -> None:
+    """It waits no more; harmless where it did not."""
+    if (kept := cell.early.pop(request_id, None)) is not None:
+        cell.early_of[kept[0].tenant] -= 1
 
 
 def leave(cell: Cell, gateway_id: str) -> None:
     """Its gateway is gone; if it comes back, its hello names what it still has."""
     for request_id in [name for name, (ask, _) in cell.early.items() if ask.gateway_id == gateway_id]:
-        del cell.early[request_id]
+        forget(cell, request_id)
 
 
 def admit_early(cell: Cell, now: Now) -> None:
@@ -38,7 +46,7 @@ def admit_early(cell: Cell, now: Now) -> None:
     over = now.mono_ns >= cell.early_until_ns
     for request_id, (ask, since_ns) in list(cell.early.items()):
         if over or _served(cell, ask):
-            del cell.early[request_id]
+            forget(cell, request_id)
             if ask.deadline_ms is not None:
                 left_ms = ask.deadline_ms - (now.mono_ns - since_ns) / NS_PER_MS
                 ask = msgspec.structs.replace(ask, deadline_ms=max(1.0, left_ms))
@@ -47,3 +55,12 @@ def admit_early(cell: Cell, now: Now) -> None:
 
 def _served(cell: Cell, ask: Ask) -> bool:
     return all(cell.pools[tier].views for tier in ask.tiers if tier in cell.pools)
+
+
+def _full(cell: Cell, ask: Ask) -> bool:
+    """Its tenant has as many here as may wait in its line, or at a gateway while nobody is here; or it is none."""
+    state = cell.tenants.get(ask.tenant)
+    if state is None:
+        return True
+    most = max(state.contract.quotas.queue_max, cell.platform.controller.lease.waiting_max)
+    return ask.request_id not in cell.early and cell.early_of[ask.tenant] >= most

@@ -24,10 +24,10 @@ from rungway.policies.fairness import FairQueue
 from rungway.policies.ladder import LadderState
 from rungway.policies.locality import Warmth
 from rungway.policies.offers import TierView
-from rungway.policies.placement import ReplicaView
+from rungway.policies.placement import Need, ReplicaView
 from rungway.policies.prefixes import HeldPrefixes, free_bit
 from rungway.policies.reclaim import Claim
-from rungway.policies.roster import Need, Roster
+from rungway.policies.roster import Roster
 from rungway.policies.shard import shard_of
 from rungway.policies.versions import pick_version
 

@@ -18,7 +18,7 @@ import msgspec
 from rungway.contracts import CLASS_ORDER, Platform, Price, Tenant
 from rungway.leases import Lease, TenantLease
 from rungway.policies.offers import TierView, quote
-from rungway.policies.placement import ReplicaView, choose
+from rungway.policies.placement import Need, ReplicaView, choose
 from rungway.policies.quality import QualityModel
 from rungway.policies.shard import shard_of
 from rungway.policies.versions import pick_version
@@ -220,7 +220,7 @@ class Desk:
         return part.nusd is None or self._nusd[tenant] + nusd <= part.nusd
 
     def _place(
-        self, ask: Ask, contract: Tenant, offer: Offer, need: int, reachable: Collection[str], part: TenantLease
+        self, ask: Ask, contract: Tenant, offer: Offer, tokens: int, reachable: Collection[str], part: TenantLease
     ) -> ReplicaView | None:
         """A reachable replica of the offered version with a leased place. No tenant takes more than its share of the
         places of a tier, so that a burst of one leaves the others some."""
@@ -233,16 +233,8 @@ class Desk:
             return None
         size = contract.isolation.shard_replicas
         usable = views if size is None else shard_of(ask.tenant, views, size)
-        return choose(
-            [view for view in usable if view.replica_id in reachable],
-            sequences=sequences,
-            tokens=need,
-            session=ask.session,
-            avoid=frozenset(),
-            now_ns=0,
-            stale_ns=0,
-            factor=1.0,
-        )
+        need = Need(offer.version, sequences, tokens, ask.session, now_ns=0, stale_ns=0)
+        return choose([view for view in usable if view.replica_id in reachable], need, factor=1.0)
 
     def _hold(self, tenant: str, grant: Grant) -> None:
         held = self._held[grant.request_id] = _Held(tenant, grant)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from hashlib import blake2b
 from math import inf
+from typing import NamedTuple
 
 from rungway.policies.locality import Warmth
 
@@ -63,20 +64,31 @@ class ReplicaView:
         return not (self.draining or self.breaker_open)
 
 
-def choose(
-    views: Iterable[ReplicaView],
-    *,
-    sequences: int,
-    tokens: int,
-    session: str | None,
-    avoid: frozenset[str],
-    now_ns: int,
-    stale_ns: int,
-    factor: float,
-    warmth: Warmth | None = None,
-    imbalance: float = 0.0,
-) -> ReplicaView | None:
-    """The replica for `sequences` sequences that hold `tokens` tokens together, or None when none has room.
+class Need(NamedTuple):
+    """What a request asks: a replica of `version` for `sequences` sequences that hold `tokens` tokens together. `kept` replicas
+    are for somebody who is before it; `only` (None = all) are those that its tenant uses; those in `avoid` failed it before.
+    With `warmth` and an `imbalance` above 0 cached prompts count."""
+
+    version: str
+    sequences: int
+    tokens: int
+    session: str | None
+    now_ns: int
+    stale_ns: int
+    avoid: frozenset[str] = frozenset()
+    kept: Collection[str] = ()
+    only: frozenset[str] | None = None
+    warmth: Warmth | None = None
+    imbalance: float = 0.0
+
+    def may_use(self, view: ReplicaView) -> bool:
+        """It is one of those that are asked for, and takes new work."""
+        mine = self.only is None or view.replica_id in self.only
+        return mine and view.version == self.version and view.replica_id not in self.kept and view.ready
+
+
+def choose(views: Iterable[ReplicaView], need: Need, factor: float) -> ReplicaView | None:
+    """The replica for a request, or None when none has room.
 
     A replica takes floor(factor x max_num_seqs) sequences and kv_tokens tokens; one whose report is older than
     `stale_ns` counts as full. A session goes to its rendezvous replica (highest hash of session and replica, so that
@@ -85,13 +97,15 @@ def choose(
 
     With `warmth` and an `imbalance` above 0 the choice is by expected cost instead, see `_cheapest`.
     """
-    ready = [view for view in views if not (view.draining or view.breaker_open)]
-    if avoid:
-        ready = [view for view in ready if view.replica_id not in avoid] or ready
-    fresh = [view for view in ready if now_ns - view.reported_ns <= stale_ns]
-    if warmth is not None and imbalance > 0.0:
+    ready = [view for view in views if need.may_use(view)]
+    if need.avoid:
+        ready = [view for view in ready if view.replica_id not in need.avoid] or ready
+    fresh = [view for view in ready if need.now_ns - view.reported_ns <= need.stale_ns]
+    session, sequences, tokens = need.session, need.sequences, need.tokens
+    if need.warmth is not None and need.imbalance > 0.0:
         able = [view for view in fresh if has_room(view, sequences, tokens, factor)]
-        return _cheapest(able, home_of(fresh, session) if session and fresh else None, warmth, imbalance, factor)
+        home = home_of(fresh, session) if session and fresh else None
+        return _cheapest(able, home, need.warmth, need.imbalance, factor)
     if session is not None and fresh:
         home = home_of(fresh, session)
         if has_room(home, sequences, tokens, factor):

@@ -14,32 +14,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
 
-from rungway.policies.locality import Warmth
-from rungway.policies.placement import ReplicaView, choose, home_of, load_of
+from rungway.policies.placement import Need, ReplicaView, choose, home_of, load_of
 
 HOMES_MAX = 4096  # sessions whose home is remembered
 _ROUNDING = 1e-9
 
 Line = list[tuple[float, str, ReplicaView]]
-
-
-class Need(NamedTuple):
-    """What a request asks of a replica of `version`. `kept` replicas are for somebody who is before it; `only` (None = all)
-    are those that its tenant uses. The rest as in `placement.choose`."""
-
-    version: str
-    sequences: int
-    tokens: int
-    session: str | None
-    now_ns: int
-    stale_ns: int
-    avoid: frozenset[str] = frozenset()
-    kept: Collection[str] = ()
-    only: frozenset[str] | None = None
-    warmth: Warmth | None = None
-    imbalance: float = 0.0
 
 
 class Roster:
@@ -164,7 +145,7 @@ class Roster:
     def place(self, need: Need) -> ReplicaView | None:
         """As `placement.choose` among all replicas of the version that the request may use."""
         if need.avoid or need.only is not None:
-            return self._choose(need, self._usable(need))
+            return choose(self._among(need), need, self._factor)
         line = self._lines.get(need.version, [])
         first = self._first(line, need)
         found = need.warmth.found if need.warmth is not None and need.imbalance > 0.0 else ()
@@ -176,7 +157,7 @@ class Roster:
         for _, who in found:
             if (warm := self._first(line, need, who)) is not None:
                 able[warm.replica_id] = warm
-        return self._choose(need, able.values())
+        return choose(able.values(), need, self._factor)
 
     def _first(self, line: Line, need: Need, who: int | None = None) -> ReplicaView | None:
         """The least loaded with room; of the replicas whose bits are in `who`."""
@@ -212,27 +193,11 @@ class Roster:
         working = [view for _, _, view in line if _works(view, need)]
         return home_of(working, session) if working else None
 
-    def _usable(self, need: Need) -> list[ReplicaView]:
-        names = self.views.keys() if need.only is None else need.only
-        return [
-            view
-            for name in names
-            if name not in need.kept and (view := self.views.get(name)) is not None and view.version == need.version
-        ]
-
-    def _choose(self, need: Need, views: Iterable[ReplicaView]) -> ReplicaView | None:
-        return choose(
-            views,
-            sequences=need.sequences,
-            tokens=need.tokens,
-            session=need.session,
-            avoid=need.avoid,
-            now_ns=need.now_ns,
-            stale_ns=need.stale_ns,
-            factor=self._factor,
-            warmth=need.warmth,
-            imbalance=need.imbalance,
-        )
+    def _among(self, need: Need) -> Iterable[ReplicaView]:
+        """Those that `choose` has to look at."""
+        if need.only is None:
+            return self.views.values()
+        return [view for name in need.only if (view := self.views.get(name)) is not None]
 
 
 def _works(view: ReplicaView, need: Need) -> bool:

@@ -18,7 +18,7 @@ from rungway.engine.model import Decoder, Weights
 from rungway.engine.ops import Ops
 from rungway.engine.precision import Maker, candidates, plain
 from rungway.engine.runner import TorchRunner, enter
-from rungway.engine.selftest import likeness, probe_ids, read_through
+from rungway.engine.selftest import check_works, likeness, probe_ids, read_through
 from rungway.engine.stored import StoredWeights
 from rungway.engine.tokenizer import HfTokenizer, Vocabulary
 from rungway.engine.weights import DirectoryWeights, read_config
@@ -83,6 +83,7 @@ def directory_parts(
         model: Decoder = _divided(path, arch, weights, dtype, device, ranks, ranks_timeout_s)
     else:
         model = _model(arch, weights, vocabulary, dtype, device)
+        check_works(model)
     try:
         runner, sizes = _runner(model, wish)
     except EngineError:

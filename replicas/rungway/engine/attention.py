@@ -23,13 +23,17 @@ class GroupedAttention:
         self._local = arch.window is not None and arch.window.layers[index]
         self._norm = build.norm(f"{prefix}input_layernorm")
         weight, bias = build.fused(f"{prefix}self_attn.", "q_proj", "k_proj", "v_proj")
+        width = arch.heads * arch.head_dim
+        build.fits(f"{prefix}self_attn", weight, width + 2 * arch.kv_heads * arch.head_dim, arch.hidden)
         self._head_norms = self._read_head_norms(build, prefix) if arch.qk_norm else None
         weight, bias = self._scaled(weight, bias)
         weight, by = build.make.balance(Role.QKV, prefix + Role.QKV, weight)
         if by is not None:
             self._norm = self._norm / by
         self._qkv = build.made(prefix, Role.QKV, weight, bias, build.dtype)
-        self._out = build.exit(build.made(prefix, Role.OUT, *build.fused(f"{prefix}self_attn.", "o_proj")), after)
+        out, out_bias = build.fused(f"{prefix}self_attn.", "o_proj")
+        build.fits(f"{prefix}self_attn.o_proj", out, arch.hidden, width)
+        self._out = build.exit(build.made(prefix, Role.OUT, out, out_bias), after)
 
     def __call__(self, stream: Stream, step: Pass, stored: torch.Tensor) -> Stream:
         arch, ops = self._arch, self._ops

@@ -22,6 +22,9 @@ class GatedMlp:
         if by is not None:
             self._norm = self._norm / by
         down, down_bias = build.fused(f"{prefix}mlp.", "down_proj")
+        width = weight.shape[0] // 2
+        build.fits(f"{prefix}mlp", weight, 2 * width, build.arch.hidden)
+        build.fits(f"{prefix}mlp.down_proj", down, build.arch.hidden, width)
         down, by = build.make.balance(Role.DOWN, prefix + Role.DOWN, down)
         if by is not None:
             rows = torch.cat([torch.ones_like(by), 1.0 / by])  # only `up` scales the product act(gate) * up

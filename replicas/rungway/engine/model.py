@@ -79,6 +79,8 @@ class Decoder:
             self._layers = [_Layer(build, index) for index in range(arch.layers)]
         except KeyError as error:
             raise ModelError(f"the weights have no tensor {error}") from error
+        if self._embedding.shape != (arch.vocab_size, arch.hidden) or self._norm.shape != (arch.hidden,):
+            raise ModelError(f"the weights are not those of {arch.vocab_size} tokens in {arch.hidden} dimensions")
         # rounded to the type of the weights, as the models were trained
         self._embedding_scale = float(torch.tensor(arch.embedding_scale, dtype=self.dtype))
         self._frequencies = self._frequencies_of(arch.rope)

@@ -110,6 +110,12 @@ class Builder:
             raise ModelError(f"of {prefix}{', '.join(names)} only some have a bias, which is not supported")
         return weight, torch.cat(biases) if biases else None
 
+    def fits(self, place: str, weight: Weight, outputs: int, inputs: int) -> None:
+        """Kernels take sizes from the configuration and read as far as those say. Raises ModelError."""
+        found = tuple(weight.shape)
+        if found != (outputs, inputs):
+            raise ModelError(f"the weights of {place} are {found}, not {(outputs, inputs)}")
+
     def made(
         self,
         prefix: str,

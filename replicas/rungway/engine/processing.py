@@ -3,8 +3,6 @@ length, bias, penalties, constraint. Each rule touches the few ids that it names
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -81,11 +79,11 @@ def _penalise(logits: torch.Tensor, row: Row) -> None:
     """Repetition (Keskar et al. 2019) looks at prompt and answer; frequency and presence at the answer."""
     ask = row.sampling
     if ask.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(row.tokens)), device=logits.device)
+        seen = torch.from_numpy(np.unique(np.array(row.tokens, dtype=np.int64))).to(logits.device)
         values = logits[seen]
         logits[seen] = torch.where(values > 0, values / ask.repetition_penalty, values * ask.repetition_penalty)
-    counts = Counter(row.tokens[row.prompt :])
-    if counts:
-        ids = torch.tensor(list(counts), device=logits.device)
-        amounts = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)
+    answer = np.array(row.tokens[row.prompt :], dtype=np.int64)
+    if len(answer) and (ask.frequency_penalty or ask.presence_penalty):
+        ids, counts = (torch.from_numpy(part).to(logits.device) for part in np.unique(answer, return_counts=True))
+        amounts = counts.to(logits.dtype)
         logits[ids] -= ask.frequency_penalty * amounts + ask.presence_penalty

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from rungway.engine.errors import ModelError
 from rungway.engine.model import Batch, Decoder
 from rungway.engine.ops import Span
 from rungway.engine.tokenizer import Vocabulary
@@ -38,6 +39,18 @@ def probe_ids(vocabulary: Vocabulary, context: int) -> list[int]:
     count = min(TOKENS_MAX, context)
     ids = encode(TEXT) if encode is not None else [(7 * at + 3) % vocabulary.vocab_size for at in range(count)]
     return list(ids[:count])
+
+
+@torch.inference_mode()
+def check_works(model: Decoder) -> None:
+    """One pass over the first and the last token: a checkpoint that does not fit its configuration, or holds no numbers, fails
+    here and not with each request. Raises ModelError."""
+    try:
+        said = read_through(model, [0, model.arch.vocab_size - 1][: model.arch.context])
+    except (RuntimeError, IndexError) as error:
+        raise ModelError(f"the model cannot be computed with these weights: {error}") from error
+    if torch.isnan(said).any():
+        raise ModelError("the model computes no numbers with these weights")
 
 
 def read_through(model: Decoder, ids: list[int]) -> torch.Tensor:

@@ -90,7 +90,7 @@ class HfTokenizer:
         self._each_begins = begins_each_piece(description)
         model_config = read_json(path / "config.json")
         self.vocab_size = int(model_config.get("vocab_size", self._backend.get_vocab_size()))
-        self.eos_ids = _eos_ids(path, model_config, self._backend)
+        self.eos_ids = frozenset(token for token in _eos_ids(path, model_config) if 0 <= token < self.vocab_size)
         self._specials = {
             token.content: index for index, token in self._backend.get_added_tokens_decoder().items() if token.special
         }
@@ -203,8 +203,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _eos_ids(path: Path, config: dict[str, Any], backend: Backend) -> frozenset[int]:
+def _eos_ids(path: Path, config: dict[str, Any]) -> list[int]:
+    """As the model's files name them, which may be more than it can say. Raises ModelError."""
     value = read_json(path / "generation_config.json").get("eos_token_id", config.get("eos_token_id"))
-    if value is None:
-        return frozenset()
-    return frozenset(value) if isinstance(value, list) else frozenset({int(value)})
+    given = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token, int) for token in given):
+        raise ModelError(f"eos_token_id of {path.name} is {value!r}, not a number or a list of numbers")
+    return given

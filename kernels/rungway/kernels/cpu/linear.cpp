@@ -43,8 +43,8 @@ template <int R, class Finish>
   const size_t stride = layer.stride;
   const Ahead ahead = ahead_of(crew, layer, panel, R > 1, pass, 256);
   if (layer.kind == CODES) {
-    __m512i sums[R][WIDE];
-    sums_of_codes<R>(input.codes.codes + first * stride, stride, reinterpret_cast<const uint8_t*>(panel_of(layer, panel)), ahead, sums);
+    CodeSums::Sum sums[R][WIDE];
+    sums_of<CodeSums>(input.codes.codes + first * stride, stride, reinterpret_cast<const uint8_t*>(panel_of(layer, panel)), ahead, sums);
     const float* scales = layer.scales + panel * PANEL;
     for (int row = 0; row < R; ++row) {
       const __m512i offset = _mm512_set1_epi32(128 * input.codes.sums[first + row]);
@@ -56,8 +56,8 @@ template <int R, class Finish>
       }
     }
   } else {
-    __m512 sums[R][WIDE];
-    sums_of_halves<R>(input.halves + first * stride, stride, reinterpret_cast<const uint16_t*>(panel_of(layer, panel)), ahead, sums);
+    HalfSums::Sum sums[R][WIDE];
+    sums_of<HalfSums>(input.halves + first * stride, stride, reinterpret_cast<const uint16_t*>(panel_of(layer, panel)), ahead, sums);
     for (int row = 0; row < R; ++row)
       for (int wide = 0; wide < WIDE; ++wide) finish(first + row, wide, biased(layer, panel, wide, sums[row][wide]));
   }

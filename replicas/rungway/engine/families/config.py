@@ -30,6 +30,9 @@ def common(config: dict[str, Any], **more: Any) -> Architecture:
     if "rope" not in more:
         values["rope"] = read_rope(rope_parameters(config), context)
     arch = Architecture(**{**values, **more})
+    sizes = (arch.vocab_size, arch.hidden, arch.intermediate, arch.layers, arch.heads, arch.kv_heads, arch.head_dim)
+    if min(*sizes, arch.context) < 1:
+        raise ModelError("config.json has a size below 1")
     if arch.heads % arch.kv_heads or arch.head_dim % 2:
         raise ModelError(f"{arch.heads} heads of {arch.head_dim} over {arch.kv_heads} key heads are not supported")
     return arch
