@@ -37,6 +37,8 @@ KEPT = [
     (2160, NINE, 10.0),  # the same; the tenant's spent money was counted twice
     (37, CUTS, 8.0),  # a replica that was only cut off ran on without places, and got as much work again
     (4009, NINE, 10.0),  # rows decided and not on disk when the controller died were no slack of the budget's check
+    (3165, TEN, 10.0),  # an end was given up as nobody's although its engine had just spoken up
+    (3923, TEN, 10.0),  # a request whose row was not on disk at a crash came back and went on: its cost was no slack
     (9010, TEN, 10.0),  # a world was over while rows were still on their way to a slow disk
 ]
 

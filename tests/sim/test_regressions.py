@@ -144,6 +144,20 @@ def test_a_later_try_whose_gateway_dies_before_it_names_it_makes_no_second_row()
     new.at_rest()
 
 
+def test_a_client_side_waits_for_the_engine_that_has_spoken_up() -> None:
+    """Seen: an engine spoke up shortly before its client's side was given up; the row said that the gateway was lost."""
+    old = World(tenant("acme"))
+    request = old.submit()
+    new = World(tenant("acme"), orphan_wait_s=3.0)
+    new.sent += old.sent
+    new.core.finished("g1", Finish(request_id=request, outcome="completed", delivered={1: 20}), new.now)
+    new.advance(5)
+    new.engine_end(request, 20)
+    new.advance(10)
+    assert (new.row(request).outcome, new.row(request).output_tokens) == ("completed", 20)
+    assert not new.cell.strays and not new.cell.orphans
+
+
 def test_a_missed_try_whose_engine_is_gone_does_not_hold_the_row_for_ever() -> None:
     old = World(tenant("acme"))
     request = old.submit()

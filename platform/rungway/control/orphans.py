@@ -31,12 +31,12 @@ def sweep_orphans(cell: Cell, wait_ns: int, now: Now) -> None:
     ]
     for request_id in due:  # all tries of a request make one row
         write_orphan(cell, cell.orphans.pop(request_id).values(), now)
-    while cell.strays:
-        request_id, stray = next(iter(cell.strays.items()))
+    for request_id, stray in list(cell.strays.items()):
         if now.mono_ns - stray.since_ns <= 2 * wait_ns:
             break
-        del cell.strays[request_id]
-        cell.effects.held.append((stray.teller, FinishAck([request_id])))
+        if request_id not in cell.orphans:  # else an engine has spoken up, and its row is about to be written
+            del cell.strays[request_id]
+            cell.effects.held.append((stray.teller, FinishAck([request_id])))
 
 
 def write_orphan(cell: Cell, orphans: Collection[Orphan], now: Now) -> None:

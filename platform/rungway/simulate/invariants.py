@@ -182,8 +182,8 @@ class Invariants:
         """The controller is about to die: what is in flight now, or decided and not on disk yet, may be forgotten for a
         while."""
         self.crashes += 1
-        for row in self.history.undurable():
-            self.money_slack[row.tenant] += row.cost_nusd
+        for row in self.history.undurable():  # without its row a request may come back, and go on within what it held
+            self.money_slack[row.tenant] += max(row.cost_nusd, self.reserved.get(row.request_id, 0))
         for flight in controller.core.cell.flights.values():
             self.money_slack[flight.ask.tenant] += max(flight.held_nusd, self.reserved.get(flight.ask.request_id, 0))
             self._places_slack[flight.ask.tenant] += 1
