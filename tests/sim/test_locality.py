@@ -72,15 +72,17 @@ def by_prefix_alone(wanted: list[Arrival], replicas: int, kv_tokens: int, patch:
     """The idealised router: every request at once to the replica that holds most of its beginning, however many wait
     there; the least loaded where none holds any. Nothing ever waits in the controller, so nobody is treated fairly."""
 
+    boundless = 1000.0
+
     def always(view: ReplicaView, sequences: int, tokens: int, factor: float) -> bool:
         return True
 
     def scan(roster: Roster, need: Need) -> ReplicaView | None:
-        return roster._choose(need, roster._usable(need))  # the index knows of no replica without room
+        return placement.choose(roster.views.values(), need, boundless)  # the index knows of no replica without room
 
     patch.setattr(placement, "has_room", always)
     patch.setattr(Roster, "place", scan)
-    return play(wanted, replicas, kv_tokens, in_flight_factor=1000.0, locality_imbalance_max=1e9)
+    return play(wanted, replicas, kv_tokens, in_flight_factor=boundless, locality_imbalance_max=1e9)
 
 
 def test_the_mooncake_trace_is_hit_as_often_as_by_a_router_that_only_looks_for_prefixes(
