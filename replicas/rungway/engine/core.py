@@ -25,6 +25,7 @@ from rungway.engine.sampler import Row, Sampled, sample
 from rungway.engine.scheduler import Scheduler, Slice
 from rungway.engine.scoring import score
 from rungway.engine.sequence import Group, Sequence
+from rungway.engine.step_costs import TokenCost
 from rungway.engine.tokenizer import Vocabulary
 from rungway.engine.validate import problem
 
@@ -56,6 +57,7 @@ class Core:
         self._answers: dict[Sequence, Answer] = {}
         self._seeds: dict[str, int] = {}
         self._meter = Meter(clock_ns)
+        self._prompts = TokenCost()
         self._step_timeout_s = step_timeout_s
         self._lock = threading.Lock()
 
@@ -148,7 +150,7 @@ class Core:
                 kv_blocks_free=pool.free - pool.idle,
                 kv_blocks_cached=pool.idle,
                 step_ms=meter.step_ms,
-                prefill_tokens_per_s=meter.prefill_tokens_per_s,
+                prefill_tokens_per_s=self._prompts.tokens_per_s,
                 decode_tokens_per_s=meter.decode_tokens_per_s,
                 drafted_tokens=self._speculation.drafted if self._speculation else 0,
                 accepted_tokens=self._speculation.accepted if self._speculation else 0,
@@ -273,7 +275,8 @@ class Core:
         drafts have no others."""
         said = sum(len(delta.token_ids) for delta in deltas)
         decoded = min(said, decoding) if prefills else said
-        spent_ns = self._meter.stop(prefilled=sum(size for _, size in prefills), decoded=decoded)
+        spent_ns = self._meter.stop(decoded=decoded)
+        self._prompts.learn(sum(size for _, size in prefills), spent_ns, decoding, read)
         self._scheduler.chunks.learn(decoding, read, prefills, spent_ns)
         if self._speculation is not None and deltas and not prefills:
             self._speculation.timed(decoding, len(deltas))

@@ -1,4 +1,4 @@
-"""Moving averages of a step's duration and of token rates."""
+"""Moving averages of a step's duration and of the rate of decoding."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ _KEEP = 0.9  # weight of the past at each step
 
 
 class Meter:
-    """`start` before the model runs, `stop` after, or `give_up`. Rates are tokens of one kind per second of the steps that had any."""
+    """`start` before the model runs, `stop` after, or `give_up`. The rate is of the steps that decoded any."""
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
         self._clock_ns = clock_ns
         self._started_ns = 0
         self._running = False
         self.step_ms = 0.0
-        self.prefill_tokens_per_s = 0.0
         self.decode_tokens_per_s = 0.0
 
     @property
@@ -31,13 +30,11 @@ class Meter:
         """The step has failed: it counts for nothing."""
         self._running = False
 
-    def stop(self, *, prefilled: int, decoded: int) -> int:
+    def stop(self, *, decoded: int) -> int:
         """The duration, ns."""
         self._running = False
         spent_ns = max(1, self._clock_ns() - self._started_ns)
         self.step_ms = _blend(self.step_ms, spent_ns / 1e6)
-        if prefilled:
-            self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, prefilled * 1e9 / spent_ns)
         if decoded:
             self.decode_tokens_per_s = _blend(self.decode_tokens_per_s, decoded * 1e9 / spent_ns)
         return spent_ns

@@ -151,7 +151,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
-    """Where the engine stands now. `step_ms` and `prefill_tokens_per_s`, `decode_tokens_per_s` are moving averages.
+    """Where the engine stands now. `step_ms` and `decode_tokens_per_s` are moving averages; `prefill_tokens_per_s` is what further
+    tokens of a prompt cost, as a rate.
     `drafted_tokens` and `accepted_tokens` count speculative decoding since the start; `draft_length` is a moving average of
     the drafts of a sequence in a step, near 0 where they do not pay. `path`: what computes a native engine's steps, and in
     which numbers: `native int8` = our own CPU kernels, `torch bfloat16` = torch's operations; empty for other engines."""

@@ -2,7 +2,7 @@
 
     decodes   fixed + row * sequences + read * (their contexts together)
     prefills  token * n + pair * ((n + READ_TOKENS) * context + n * n / 2)      for each, n tokens behind its context
-    encoding  fixed + token * tokens                                            of a step that makes vectors
+    a token   fixed + row * sequences + read * (their contexts together) + token * n      of prompts together
 
 The context's parts are attention: it reads all keys and values before, however few the tokens are, and works on each pair of
 a token and one before it; over a long prompt that grows with the square. Were it not known apart from the rest, a share
@@ -95,24 +95,26 @@ class PrefillCost:
         return 2.0 * room_ns / under if under > 0.0 else float("inf")
 
 
-class EncodeCost:
-    """Learnt from steps that make vectors. A step of a few short texts is mostly its fixed cost: tokens over duration would call
-    the engine slow, and long texts with a deadline would be refused for it."""
+class TokenCost:
+    """What a further token of a prompt, or of a text to embed, costs. Learnt from all steps. A step of a few short prompts is
+    mostly its fixed cost and the decodes beside them: tokens over duration would call the engine slow, and long prompts with
+    a deadline would be refused for it."""
 
     def __init__(self) -> None:
-        self._costs = [0.0, 0.0]
+        self._costs = [0.0, 0.0, 0.0, 0.0]
         self._times = 0
 
-    def learn(self, tokens: int, spent_ns: int) -> None:
-        parts = (1.0, tokens / _TOKENS)
+    def learn(self, tokens: int, spent_ns: int, rows: int = 0, read: int = 0) -> None:
+        """A step with so many of them, beside `rows` decoding sequences that had computed `read` tokens together."""
+        parts = (1.0, rows / _ROWS, read / _READ, tokens / _TOKENS)
         most = _OUTLIER * _expected(self._costs, parts) if self._times else float(spent_ns)
         self._times += 1
         _move(self._costs, parts, min(float(spent_ns), most), max(1.0 / self._times, _FRESH))
 
     @property
     def tokens_per_s(self) -> float:
-        """What each further token of a step costs, as a rate; 0 = not known."""
-        return _TOKENS * 1e9 / self._costs[1] if self._costs[1] > 0.0 else 0.0
+        """As a rate; 0 = not known."""
+        return _TOKENS * 1e9 / self._costs[3] if self._costs[3] > 0.0 else 0.0
 
 
 def _pairs(context: int, size: int) -> float:

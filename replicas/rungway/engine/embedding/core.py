@@ -21,7 +21,7 @@ from rungway.engine.fake_script import input_lengths
 from rungway.engine.meter import Meter
 from rungway.engine.protocol import Delta, EngineStats, EngineUsage, Work
 from rungway.engine.sequence import Group, Sequence, Status
-from rungway.engine.step_costs import EncodeCost
+from rungway.engine.step_costs import TokenCost
 from rungway.engine.validate import INPUTS_MAX
 
 
@@ -58,7 +58,7 @@ class EmbedCore:
         self._arrivals = count()
         self._tokens = 0  # of all open inputs
         self._meter = Meter(clock_ns)
-        self._cost = EncodeCost()
+        self._cost = TokenCost()
         self._lock = threading.Lock()
 
     @property
@@ -118,7 +118,7 @@ class EmbedCore:
         except RuntimeError as error:
             results = [Failed(f"engine failure: {error}") for _ in batch]
         tokens = sum(piece.tokens for piece in pieces)
-        self._cost.learn(tokens, self._meter.stop(prefilled=tokens, decoded=0))
+        self._cost.learn(tokens, self._meter.stop(decoded=0))
         with self._lock:
             deltas = [
                 delta
