@@ -93,16 +93,22 @@ def test_all_tries_of_an_unclaimed_request_are_one_row() -> None:
     assert (row.outcome, row.output_tokens, row.wasted_tokens, row.attempts) == ("completed", 20, 0, 2)
 
 
-@pytest.mark.parametrize("ends_first", [True, False])
-def test_a_later_try_than_the_adopted_one_is_on_the_same_row(ends_first: bool) -> None:
-    """Seen: of what it had admitted from a lease a gateway named the first grant, though a second try had ended it."""
+def restarted_after_a_retry() -> tuple[World, Flight]:
+    """A new controller, and what its gateway says of a request: the first grant only, though a second try was made."""
     old = World(tenant("acme"))
     for number in range(2):
         old.replica("small", f"small-x{number}")
     request = old.submit()
-    ask, first = old.cell.flights[request].ask, old.grant(request)
+    known = Flight(old.cell.flights[request].ask, old.grant(request))
     old.retry(request, why="replica_lost", emitted=5)
-    new = restarted(old)
+    return restarted(old), known
+
+
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_a_later_try_than_the_adopted_one_is_on_the_same_row(ends_first: bool) -> None:
+    """Seen: of what it had admitted from a lease a gateway named the first grant, though a second try had ended it."""
+    new, known = restarted_after_a_retry()
+    request = known.ask.request_id
     finish = Finish(request_id=request, outcome="completed", attempts=2, delivered={1: 5, 2: 15})
 
     def engines() -> None:
@@ -111,7 +117,7 @@ def test_a_later_try_than_the_adopted_one_is_on_the_same_row(ends_first: bool) -
 
     if ends_first:
         engines()
-    new.core.gateway_hello("g1", [Flight(ask, first)], new.now)
+    new.core.gateway_hello("g1", [known], new.now)
     new.core.finished("g1", finish, new.now)
     new.take()
     if not ends_first:
@@ -125,15 +131,10 @@ def test_a_later_try_than_the_adopted_one_is_on_the_same_row(ends_first: bool) -
 
 
 def test_a_later_try_whose_gateway_dies_before_it_names_it_makes_no_second_row() -> None:
-    old = World(tenant("acme"))
-    for number in range(2):
-        old.replica("small", f"small-x{number}")
-    request = old.submit()
-    ask, first = old.cell.flights[request].ask, old.grant(request)
-    old.retry(request, why="replica_lost", emitted=5)
-    new = restarted(old)
+    new, known = restarted_after_a_retry()
+    request = known.ask.request_id
     new.engine_end(request, 15, attempt=2)
-    new.core.gateway_hello("g1", [Flight(ask, first)], new.now)
+    new.core.gateway_hello("g1", [known], new.now)
     new.core.gateway_lost("g1", new.now)
     new.advance(2)
     new.engine_end(request, 7, attempt=1, finish="lost")
